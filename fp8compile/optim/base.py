@@ -183,12 +183,12 @@ class EncodedOptimizer(torch.optim.Optimizer):
         if self._steady is not None and self._steady.goes_on(self.param_groups, self.state, self._options()):
             self._steady(self._numbers)
         else:
-            self.update_parameters([each for each in self._parameters() if each[2].grad is not None])
+            self.update_parameters([each for each in self._parameters() if each[2].grad is not None], again=True)
         return loss
 
     @torch.no_grad()
-    def update_parameters(self, parameters: list[tuple[int, dict[str, Any], Tensor]]) -> None:
-        """Update the given parameters, all of which have a gradient."""
+    def update_parameters(self, parameters: list[Parameter], *, again: bool = False) -> None:
+        """Update the given parameters, all of which have a gradient; ``again``: as the next step may, being all that have."""
         if not parameters:
             return
         options = self._options()
@@ -205,8 +205,8 @@ class EncodedOptimizer(torch.optim.Optimizer):
         self._writer.leave(here, codes)
         self._edits.leave((p for _, _, p in here), self.state)
         self._numbers.leave()
-        steady = Steady(self.param_groups, parameters, self.state, options, step, places)
-        self._steady = None if self.weight_codes else steady
+        steady = again and not self.weight_codes
+        self._steady = Steady(self.param_groups, parameters, self.state, options, step, places) if steady else None
 
     def _options(self) -> Options:
         return {id(group): (self._updates.version(group), group["master"]) for group in self.param_groups}

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8compile._distributed import local_part, shard_like
-from fp8compile.numerics.states.channels_last import is_channels_last
+from fp8compile._distributed import lies_by_channels, local_part, shard_like
 from fp8compile.optim.checkpoint import CheckpointState
 from fp8compile.optim.low_bits import DTYPES, initial_state, kept_beside, sharded
 from fp8compile.optim.plan import UpdatePlan
@@ -39,7 +38,7 @@ def completed(
     needed = {"step", *plan.update.singles, *kept_beside(plan.master)}
     needed |= {key for each, _ in plan.codecs for key in plan.part_keys(each)}
     beside = {name: state[name] for name in DTYPES if name in state}
-    moved = any(is_channels_last(local_part(part)) != plan.channels_last for part in beside.values())
+    moved = any(lies_by_channels(part) != plan.channels_last for part in beside.values())
     if needed <= state.keys() and not moved:
         return None
     begins = {each for each, _ in plan.codecs} - {key.partition(".")[0] for key in state}

@@ -22,7 +22,7 @@ from fp8compile.numerics.states.interface import GROUP
 from fp8compile.optim.one_launch import Launch, Piece, caught, in_few_launches, offsets_of
 from fp8compile.optim.open_sizes import ROWS as OPEN_ROWS
 from fp8compile.optim.open_sizes import Fakes, Sizes, TensorLayout, closed, numbers, opened
-from fp8compile.optim.plan import Tensors, UpdatePlan, in_order
+from fp8compile.optim.plan import Tensors, UpdatePlan, tensors_in_order
 from fp8compile.optim.planes import updated
 from fp8compile.optim.row_views import FIXED, viewed
 from fp8compile.optim.small_parameters import Pieces, pieces_of_all
@@ -112,7 +112,9 @@ class PreparedStep:
         """
         with torch.no_grad():
             if any(self._moved):
-                new = [in_order(each) if moved else each for each, moved in zip(new, self._moved, strict=True)]
+                new = [
+                    tensors_in_order(each) if moved else each for each, moved in zip(new, self._moved, strict=True)
+                ]
             for launch in self.launches:
                 launch(new)
 
@@ -121,7 +123,7 @@ def laid_out(plan: UpdatePlan, tensors: Tensors) -> tuple[UpdatePlan, Tensors, b
     """An update on contiguous tensors, and whether they are in another order than the parameter's; as it is where one of
     them would not be contiguous."""
     if plan.channels_last:
-        found = in_order(tensors)
+        found = tensors_in_order(tensors)
         if all(t.is_contiguous() for name, t in found.items() if name != "grad"):
             return plan.in_order, found, True
     return plan, tensors, False

@@ -30,7 +30,7 @@ EXPANDED = {"e4m3_expanded"}
 Tensors = dict[str, Tensor]
 
 
-def in_order(tensors: Mapping[str, Tensor]) -> Tensors:
+def tensors_in_order(tensors: Mapping[str, Tensor]) -> Tensors:
     """The tensors of a channels_last parameter in the order of its memory, by the keys that ``UpdatePlan.in_order`` has."""
     return {name.replace(MARK, ""): in_memory_order(t) if name in BY_ELEMENT else t for name, t in tensors.items()}
 
@@ -81,7 +81,7 @@ class UpdatePlan:
 
     @property
     def in_order(self) -> UpdatePlan:
-        """Of a channels_last parameter, the same update of tensors in the order of its memory (``in_order``)."""
+        """Of a channels_last parameter, the same update of tensors in the order of its memory (``tensors_in_order``)."""
         codecs = ((state, codec.codec) for state, codec in self.codecs if isinstance(codec, ChannelsLast))
         return replace(self, codecs=tuple(codecs), channels_last=False)
 
@@ -165,7 +165,7 @@ class UpdatePlan:
                 are written, their tensors, and ``weight.known``.
         """
         if self.channels_last:
-            made, keys = self.in_order(in_order(tensors)), {name.replace(MARK, ""): name for name in tensors}
+            made, keys = self.in_order(tensors_in_order(tensors)), {name.replace(MARK, ""): name for name in tensors}
             return {keys[name]: by_channels(t) if name in BY_ELEMENT else t for name, t in made.items()}
         new_p, states = self._updated(tensors)
         new: Tensors = {}

@@ -37,7 +37,7 @@ class Steady:
 
     Args:
         groups: of the optimizer.
-        parameters: all that it updated.
+        parameters: all that it updated, which are all that have a gradient.
         states: of all parameters.
         options: of all groups.
         step: what ran.
@@ -57,8 +57,7 @@ class Steady:
         self._held, every = [p for _, _, p in parameters], [*_every(groups)]
         self._missing = [p.grad is None for p in every]
         plain = all(isinstance(each, dict) for each in states.values())  # others may keep what they like there
-        whole = _same(self._held, [p for p in every if p.grad is not None])
-        self._simple = plain and whole and all(not is_sharded(p) and p.numel() for p in self._held)
+        self._simple = plain and all(not is_sharded(p) and p.numel() for p in self._held)
         if self._simple:
             self._states = [*states.values()]
             self._objects, self._sizes = [*every, *states, *self._states], _sizes(groups)

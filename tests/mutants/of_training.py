@@ -318,14 +318,14 @@ OPTIM = (
     Mutant(
         "channels_last: gradients are taken in the order of dimensions",
         "fp8compile/optim/compiled_step.py",
-        "in_order(each) if moved else each",
+        "tensors_in_order(each) if moved else each",
         "each",
         ("tests/optim/test_channels_last.py",),
     ),
     Mutant(
         "channels_last: low bits keep the layout that a model had",
         "fp8compile/optim/beginning.py",
-        "is_channels_last(local_part(part)) != plan.channels_last",
+        "lies_by_channels(part) != plan.channels_last",
         "False",
         ("tests/optim/test_channels_last.py",),
     ),

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fp8compile import _torch as private
 from fp8compile import optim
+from fp8compile.numerics.states.channels_last import laid_by_channels
 from fp8compile.numerics.states.registry import SIGNED_ONLY, STATE_FORMATS, UNSIGNED_ONLY
 from fp8compile.optim import compiled_step
 from fp8compile.optim.plan import UpdatePlan
@@ -99,7 +100,7 @@ class Setup:
 
 def laid(t: Tensor, layout: str) -> Tensor:
     if layout == "channels_last" and t.dim() in (4, 5):
-        return t.movedim(1, -1).contiguous().movedim(-1, 1)
+        return laid_by_channels(t)
     if layout == "transposed" and t.dim() > 1:
         return t.transpose(0, -1).contiguous().transpose(0, -1)
     return t.flatten()[:1].expand(t.numel()).view(t.shape) if layout == "expanded" else t
