@@ -33,11 +33,13 @@ TUNED_FOR = 2**22  # elements
 # Of kernels of several shapes, as what finishes codes of weights is. Inductor's limit on the memory this may cost is for
 # intermediates; there are none here.
 # A configuration that spills at all is left out, where Inductor's tuner times it up to 16 registers.
+# Inductor's patterns are of matmuls and attention, which no update has; looking for them took a twentieth of a first step.
 INDUCTOR = {
     "combo_kernels": True,
     "benchmark_combo_kernel": False,
     "combo_kernel_peak_memory_pct_threshold": None,
     "triton.spill_threshold": 0,
+    "pattern_matcher": False,
 }
 
 Compiled = Callable[[list[Tensor]], Any]
