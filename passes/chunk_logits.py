@@ -3,10 +3,10 @@
 At 1x8192 tokens the logits of 128k words are 2.1 GB in BF16, their gradient as much again. Between the two nothing is needed
 but a few numbers a row: the largest logit, the sum of exponentials, the target's logit. So
 
-    forward   chunks of rows: logits -> these numbers, for all rows             (fp8compile/chunking/rows.py)
-    backward  chunks of columns: logits again -> their gradient -> dh, dW, db   (fp8compile/chunking/columns.py)
+    forward   chunks of rows: logits -> these numbers, for all rows             (fp8compile/memory/chunked_rows.py)
+    backward  chunks of columns: logits again -> their gradient -> dh, dW, db   (fp8compile/memory/chunked_columns.py)
               before, where the gradient needs a sum over all columns, as an entropy's does:
-              chunks of rows: logits again -> these sums, for all rows          (fp8compile/chunking/sums.py)
+              chunks of rows: logits again -> these sums, for all rows          (fp8compile/memory/chunked_sums.py)
 
 Price: one more matmul of the head, a third of the head's FLOPs; two where there are such sums. Computing the gradient in the
 forward would save it, but needs dW as an FP32 sum over chunks of rows, twice the bytes of dW in BF16, read and written once a
@@ -32,13 +32,13 @@ from fp8compile import _torch as private
 from fp8compile.analysis.dataflow import Source, is_activation, sources
 from fp8compile.analysis.logit_rows import Declined
 from fp8compile.analysis.logits import Logits, candidates, logits_of
-from fp8compile.chunking.columns import ColumnChunks
-from fp8compile.chunking.one_hot import spell_out
-from fp8compile.chunking.rows import RowChunks
-from fp8compile.chunking.sums import RowSums
 from fp8compile.fx.aot import is_training
 from fp8compile.fx.graph import is_tensor, nbytes
 from fp8compile.fx.provenance import TensorInfo, module_path
+from fp8compile.memory.chunked_columns import ColumnChunks
+from fp8compile.memory.chunked_one_hot import spell_out
+from fp8compile.memory.chunked_rows import RowChunks
+from fp8compile.memory.chunked_sums import RowSums
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import LOGITS, Chunked, Notes, Skip
 

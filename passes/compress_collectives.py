@@ -2,7 +2,7 @@
 
 Tensor and sequence parallelism, and sharding inside a graph (SimpleFSDP), leave their collectives in the joint graph. Each
 ``all_gather``, ``reduce_scatter`` and ``all_reduce`` of floating-point values sends groupwise codes, half of BF16's bytes
-(``fp8compile/encoding/wire.py``). A sum is taken in FP32 and rounded once; plain collectives round at each rank. For each
+(``fp8compile/fx/wire.py``). A sum is taken in FP32 and rounded once; plain collectives round at each rank. For each
 group the format is the better of E4M3 and INT8, since activations and gradients alike are sent. The cut between forward and
 backward sees gathered codes, which are cheaper to save than what they stand for.
 
@@ -23,12 +23,12 @@ from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.dataflow import user_fp32
-from fp8compile.encoding.wire import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Wire
 from fp8compile.fx.aot import is_training
 from fp8compile.fx.checkpointed import stand_in
 from fp8compile.fx.graph import SPLICED, WIDENED, dtype_text, splice, storage_root
 from fp8compile.fx.ops import is_collective, opname
 from fp8compile.fx.provenance import TensorInfo, module_path, origin
+from fp8compile.fx.wire import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Wire
 from fp8compile.numerics import ENCODABLE, GroupwiseBest
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import COLLECTIVE, Collective, Notes, Skip

@@ -1,12 +1,12 @@
 """Numbers change: gradients are computed from rounded activations; the forward's results stay as they are.
 
 Each tensor saved for backward is stored as one-byte codes with a scale per group (COAT's groupwise storage, groups that end
-with their row: ``fp8compile/numerics/groups.py``, ``fp8compile/encoding/saved_rows.py``), encoded where
+with their row: ``fp8compile/numerics/groups.py``, ``fp8compile/saved/rows.py``), encoded where
 it is made and decoded where it is first used, so that Inductor fuses the one into its producer and the other into its
 consumers; where the recipe names six bits or fewer, as so many bits, unbiased, if the gradients are linear in it
-or smooth (``fp8compile/encoding/bits_by_use.py``). Error per element: the format's (``fp8compile.numerics.quantize``); for
+or smooth (``fp8compile/saved/bits_by_use.py``). Error per element: the format's (``fp8compile.numerics.quantize``); for
 E4M3 at most 1/16 of the element, for INT8 at most 1/254 of its group's largest. The recipe names the format, by default by
-use (``fp8compile/encoding/saved_format.py``). What is proven to be a softmax's result (``fp8compile/analysis/softmax.py``)
+use (``fp8compile/saved/format.py``). What is proven to be a softmax's result (``fp8compile/analysis/softmax.py``)
 is divided by its sum when it is decoded (``fp8compile/numerics/unit_sums.py``): at most twice the error of an element, and
 rows of the softmax's gradient sum to zero. Of fused attention's result it is the distance from the mean of its tokens that
 is encoded (``fp8compile/numerics/centring.py``), which is what its backward depends on.
@@ -27,11 +27,6 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fp8compile.budget.placing import move_views_to_their_operand
-from fp8compile.encoding.kept_beside import KeptBeside
-from fp8compile.encoding.saved_plan import plan_saved
-from fp8compile.encoding.stored import Stored
-from fp8compile.encoding.views import later
 from fp8compile.fx.graph import (
     SAVED_AS_CODES,
     Encoding,
@@ -43,9 +38,14 @@ from fp8compile.fx.graph import (
 )
 from fp8compile.fx.ops import is_pointwise
 from fp8compile.fx.partition import NO_VERSION_CHECK, PartitionedGraph, SavedTensor
+from fp8compile.linears.views import later
+from fp8compile.memory.placing import move_views_to_their_operand
 from fp8compile.numerics.formats import OPERANDS
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes, SavedEntry, Skip
+from fp8compile.saved.kept_beside import KeptBeside
+from fp8compile.saved.plan import plan_saved
+from fp8compile.saved.stored import Stored
 
 
 def encode_saved(split: PartitionedGraph, ctx: Context) -> Notes:

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fp8compile.encoding.saved_judge import Judge
-from fp8compile.encoding.stored import Order, Stored
 from fp8compile.fx.graph import TRIED, memory_order, nbytes, numel
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.fx.regions import saves_itself
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.saved_bits import WHOLE, Choice, Key
 from fp8compile.reporting.entries import Notes, Skip
+from fp8compile.saved.judge import Judge
+from fp8compile.saved.stored import Order, Stored
 
 MARKED = "measured: it stays exact meanwhile"
 

@@ -14,11 +14,11 @@ import dataclasses
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from fp8compile.encoding.known_scales import RETURNED, ScaleRow, encoded_in, rows_in, totals_of
 from fp8compile.fx.graph import SAVED_AS_CODES, insertion_point_after, splice
 from fp8compile.fx.ops import computed_from, is_reduction
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.provenance import Origin, TensorInfo, op_name, source_line
+from fp8compile.linears.known_scales import RETURNED, ScaleRow, encoded_in, rows_in, totals_of
 from fp8compile.numerics.delayed import placed
 from fp8compile.numerics.groups import in_groups
 from fp8compile.recipe.context import Context

@@ -3,8 +3,8 @@
     Recipe(memory={"offload": "auto"})    the codes whose copies are predicted to be hidden behind the graph, both ways
     Recipe(memory={"offload": "all"})     all codes that may go, also where the device has to wait for them
 
-Copies run beside the graph, one at a time each way (fp8compile/budget/link.py), in torch's own operators, whose streams and
-events fp8compile/budget/moving.py argues. Times are a roofline of each operation and bytes over the link
+Copies run beside the graph, one at a time each way (fp8compile/memory/link.py), in torch's own operators, whose streams and
+events fp8compile/memory/moving.py argues. Times are a roofline of each operation and bytes over the link
 (fp8compile/cost/device_rates.py): predicted, not measured. On a device without rates they are those of an H100. What has
 no predicted time counts as none, so fewer copies pass for hidden.
 
@@ -26,11 +26,8 @@ from dataclasses import replace
 from torch.fx import Node
 
 from fp8compile import _torch as private
-from fp8compile.budget.clock import Clock
-from fp8compile.budget.link import Trip, hidden, times_of
-from fp8compile.budget.moving import send_to_host
+from fp8compile.cost.clock import Clock
 from fp8compile.cost.device_rates import DeviceRates
-from fp8compile.encoding.paying import rates_or_assumed
 from fp8compile.fx.graph import (
     NOT_STATIC,
     SPLICED,
@@ -45,7 +42,10 @@ from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.fx.provenance import TensorInfo, module_path
 from fp8compile.fx.regions import saves_itself
 from fp8compile.fx.spec import ONE_BYTE
+from fp8compile.memory.link import Trip, hidden, times_of
+from fp8compile.memory.moving import send_to_host
 from fp8compile.recipe.context import Context
+from fp8compile.recipe.rates import rates_or_assumed
 from fp8compile.reporting.entries import OFFLOAD, Notes, Offloaded, Skip
 
 LEAST_BYTES = 2**20  # 21 us at 50 GB/s, about what torch's operators take to begin a copy

@@ -7,9 +7,9 @@ encoded once for each format and scaling axis and shared by all its uses: q, k a
 the forward's. With tensorwise scales that encoding is of the value itself, whatever view of it a matmul takes.
 
 Formats: E4M3 for activations and weights; gradients in E5M2 ("hybrid") or E4M3 ("e4m3"), or as named for dgrad and wgrad.
-``linears="int8"`` has INT8 for all, scales along rows, and ``_int_mm`` (encoding/integer_matmuls.py). Scales of blocks
-("blockwise", "mxfp8") are emulated only: encoding/block_operands.py. Grouped matmuls of experts have E4M3 and
-scales of rows, from the tensors themselves, under "tensorwise", "rowwise" and "auto": encoding/expert_matmuls.py.
+``linears="int8"`` has INT8 for all, scales along rows, and ``_int_mm`` (linears/integer_matmuls.py). Scales of blocks
+("blockwise", "mxfp8") are emulated only: linears/block_operands.py. Grouped matmuls of experts have E4M3 and
+scales of rows, from the tensors themselves, under "tensorwise", "rowwise" and "auto": linears/expert_matmuls.py.
 
 Left as they are, each with its reason in the report: the output head (by path, marked by the user, tied to an embedding, or
 the last linear of a whole model with four times as many outputs as inputs), what the user put in FP32 inside a 16-bit
@@ -28,21 +28,22 @@ import dataclasses
 import torch
 from torch.fx import Graph, Node
 
-from fp8compile.analysis.linears import FORWARD, Matmul
-from fp8compile.encoding.block_operands import BlockOperands, in_blocks
-from fp8compile.encoding.cached_weights import CachedWeights
-from fp8compile.encoding.expert_matmuls import ExpertMatmuls
-from fp8compile.encoding.expert_reasons import OPAQUE, opaque_experts
-from fp8compile.encoding.known_scales import KnownScales
-from fp8compile.encoding.linear_plan import ApplyGrouped, Leave, plan_linears, tensorwise_operands
-from fp8compile.encoding.merged_dgrads import MergedDgrads
-from fp8compile.encoding.operands import Operands
-from fp8compile.encoding.products import rewrite, rewrite_in_blocks
-from fp8compile.encoding.row_blocks import take_in_blocks
-from fp8compile.encoding.smooth_swiglu import SmoothSwiglu
-from fp8compile.encoding.weight_amaxes import take_scales_at_once
+from fp8compile.analysis.linears import Matmul
 from fp8compile.fx.aot import is_training
+from fp8compile.fx.ops import FORWARD
 from fp8compile.fx.provenance import Origin, TensorInfo, module_path, op_name, source_line
+from fp8compile.linears.block_operands import BlockOperands, in_blocks
+from fp8compile.linears.cached_weights import CachedWeights
+from fp8compile.linears.expert_matmuls import ExpertMatmuls
+from fp8compile.linears.expert_reasons import OPAQUE, opaque_experts
+from fp8compile.linears.known_scales import KnownScales
+from fp8compile.linears.merged_dgrads import MergedDgrads
+from fp8compile.linears.operands import Operands
+from fp8compile.linears.plan import ApplyGrouped, Leave, plan_linears, tensorwise_operands
+from fp8compile.linears.products import rewrite, rewrite_in_blocks
+from fp8compile.linears.row_blocks import take_in_blocks
+from fp8compile.linears.smooth_swiglu import SmoothSwiglu
+from fp8compile.linears.weight_amaxes import take_scales_at_once
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import LINEAR, Linear, Notes, Skip
 

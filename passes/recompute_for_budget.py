@@ -3,10 +3,10 @@
     Recipe(memory=0.5)    the peak of forward and backward, beyond parameters, at most half of what it is if nothing is
                           given up; or an integer, bytes; or "fit", what Recipe.memory.card_gib has left
 
-Gradients of parameters count from where they are made (fp8compile/budget/timeline.py).
+Gradients of parameters count from where they are made (fp8compile/memory/timeline.py).
 
 The default never repeats a matmul or attention. Under a budget it does, where that saves the most bytes per predicted
-microsecond (fp8compile/budget/frontier.py), until the predicted peak is within the budget. Each operation is repeated
+microsecond (fp8compile/memory/frontier.py), until the predicted peak is within the budget. Each operation is repeated
 directly before what reads it first, so that one layer's values are alive at a time.
 
 The peak is predicted at stored bytes: what ``encode_saved`` will store as codes counts as codes. A value that repeated
@@ -26,19 +26,19 @@ from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fp8compile._text import human
-from fp8compile.budget.fitting import Room, room_on
-from fp8compile.budget.frontier import Frontier, State, chosen
-from fp8compile.budget.placing import give_up
-from fp8compile.budget.repeatable import Repeatable
-from fp8compile.budget.timeline import Timeline
-from fp8compile.encoding.paying import rates_or_assumed
-from fp8compile.encoding.saved_plan import plan_saved
 from fp8compile.fx.graph import EXACT, NOT_STATIC, is_static, storage_root
 from fp8compile.fx.ops import is_random_state
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
+from fp8compile.memory.fitting import Room, room_on
+from fp8compile.memory.frontier import Frontier, State, chosen
+from fp8compile.memory.placing import give_up
+from fp8compile.memory.repeatable import Repeatable
+from fp8compile.memory.timeline import Timeline
 from fp8compile.recipe.context import Context
+from fp8compile.recipe.rates import rates_or_assumed
 from fp8compile.reporting.budget import Budget, Point
 from fp8compile.reporting.entries import Notes, Recomputed
+from fp8compile.saved.plan import plan_saved
 
 NOT_WHOLE = "a graph break parts the model, and 'fit' has to see all of it: give Recipe.memory.budget in bytes"
 NO_ROOM = (

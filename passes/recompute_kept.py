@@ -17,7 +17,7 @@ from its start, step by step, with all of it alive at once.
 
 Rows that were gathered are gathered again: a gather reads what is saved of each token and computes nothing, so its numbers
 are those of the forward, or the codes' where x is codes. What such a chain has in common with the backward (a router reads
-the same norm's output) is made once. Codes of such rows, for the wgrad of experts in FP8 (encoding/expert_matmuls.py), are
+the same norm's output) is made once. Codes of such rows, for the wgrad of experts in FP8 (linears/expert_matmuls.py), are
 made again with them: their amaxes are the one reduction repeated.
 """
 

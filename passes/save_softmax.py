@@ -18,13 +18,13 @@ from torch.fx import Node
 
 from fp8compile.analysis.recomputed import Same, recomputed
 from fp8compile.analysis.softmax import softmax_dim
-from fp8compile.encoding.saved_judge import Judge, Unencoded
 from fp8compile.fx.aot import computed_from_gradients
 from fp8compile.fx.graph import computed_from_any, is_tensor, numel
 from fp8compile.fx.ops import is_matmul
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes
+from fp8compile.saved.judge import Judge, Unencoded
 
 
 def save_softmax(split: PartitionedGraph, ctx: Context) -> Notes:

@@ -12,7 +12,7 @@ For GELU's backward that saves one read of the widest gradient of a layer. Other
 kernel (GELU's value again, for the weight's gradient) are computed at the blocks' shape too, or they would read them again.
 Only on a GPU: loops on a CPU fuse in another way.
 
-A gradient whose codes and statistics are taken in blocks of rows already (fp8compile/encoding/row_blocks.py) is summed in the
+A gradient whose codes and statistics are taken in blocks of rows already (fp8compile/linears/row_blocks.py) is summed in the
 same blocks, whatever made it.
 
 Left as they are: sums of values that a matmul, attention or the caller made (they have to be read anyway), of values that
@@ -29,10 +29,9 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from fp8compile.analysis.stored_values import is_read_from_memory
-from fp8compile.encoding.row_blocks import ALONG_ROWS, ROW_BLOCKS, in_blocks, operands_in_memory, sums_over_rows
 from fp8compile.fx.graph import is_tensor, splice, storage_root
-from fp8compile.fx.ops import computed_from, is_pointwise, is_reduction, is_view
+from fp8compile.fx.ops import computed_from, is_pointwise, is_read_from_memory, is_reduction, is_view
+from fp8compile.linears.row_blocks import ALONG_ROWS, ROW_BLOCKS, in_blocks, operands_in_memory, sums_over_rows
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes
 

@@ -19,8 +19,8 @@ import fp8compile
 from docs import make_tables
 from docs.pictures import make as make_picture
 from fp8compile.compiler import dump
-from fp8compile.encoding import saved_format
 from fp8compile.reporting.report import SCHEMA
+from fp8compile.saved import format as saved_format
 from tests.mutants.run import MUTANTS
 from tests.support.docs import (
     blocks,

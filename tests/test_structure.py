@@ -20,11 +20,11 @@ from tests.support.sources import FILES, MODULES, PACKAGE, ROOT, imports
 # Imports inside functions and those for the type checker count as all others do.
 ORDER = (
     ("_torch", "_version", "_arguments", "_messages", "_text", "numerics", "pages"),
-    ("fx", "_distributed", "cost"),
-    ("explorer",),
+    ("fx", "_distributed"),
+    ("explorer", "cost"),
     ("recipe", "analysis", "reporting", "optim"),
-    ("encoding", "observe", "chunking"),
-    ("islands", "amp", "scaling", "budget"),
+    ("observe",),
+    ("saved", "linears", "memory", "islands", "amp"),
     ("passes",),
     ("compiler",),
     ("whole_step",),

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from benchmarks.harness.timing import reason
-from fp8compile.encoding.device import fp8_unsupported_reason
+from fp8compile.linears.device import fp8_unsupported_reason
 
 T = TypeVar("T")
 

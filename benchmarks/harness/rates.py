@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.harness.timing import Arm, Lap, measured
 from benchmarks.registry import Setting
-from fp8compile.encoding.device import fp8_unsupported_reason
+from fp8compile.linears.device import fp8_unsupported_reason
 
 COPIED_BYTES, TINY_COPIED_BYTES = 2**30, 2**22
 SIDE, TINY_SIDE = 8192, 128

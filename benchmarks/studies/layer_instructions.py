@@ -4,7 +4,7 @@ A kernel takes a launch and the longest of its bytes, its instructions and the s
 benchmarks/harness/kernel_time.py; of 100 kernels whose times an H200 told it is within 18 % (kernels_read.py). Calls of
 libraries for amaxes of weights count by their bytes; attention and the sums of partial sums are not in it. "bytes" is what
 bytes alone would take at a copy's rate, "matmuls" what matmuls take at the rates that an H200 reached. ``linears="auto"``
-goes by what linears add here (fp8compile/analysis/linear_cost.py).
+goes by what linears add here (fp8compile/cost/linear_cost.py).
 
 python benchmarks/studies/layer_instructions.py [--json results.json] [--kernels N] ["vit 16k" ...]
 """

@@ -31,7 +31,7 @@ def weights_of(layer: Layer) -> int:
 @functools.cache
 def bytes_to_encode(layer: Layer) -> float:
     """What generated kernels move to encode each weight of a layer in both layouts, as ``linears.cache_weights`` does."""
-    from fp8compile.scaling.weight_codes import Layouts, encode
+    from fp8compile.linears.weight_codes import Layouts, encode
     from tests.sm90.lowering import lower
 
     both = Layouts(torch.bfloat16, by_rows=True, transposed=True)

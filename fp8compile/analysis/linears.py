@@ -25,7 +25,7 @@ from torch.fx import Graph, Node
 
 from fp8compile.analysis.dataflow import Source, is_activation, sources
 from fp8compile.fx.graph import is_tensor, numel, size_hint
-from fp8compile.fx.ops import CASTS, contracts, is_view
+from fp8compile.fx.ops import CASTS, DGRAD, FORWARD, WGRAD, contracts, is_view
 
 aten = torch.ops.aten
 
@@ -35,7 +35,6 @@ PLAIN_MATMULS: dict[Any, int] = {aten.mm.default: 0, aten.addmm.default: 1}
 BATCHED: dict[Any, int] = {aten.bmm.default: 0, aten.baddbmm.default: 1}
 GROUPED: dict[Any, int] = {aten._grouped_mm.default: 0} if hasattr(aten, "_grouped_mm") else {}
 ALL = PLAIN_MATMULS | BATCHED | GROUPED
-FORWARD, DGRAD, WGRAD = "forward", "dgrad", "wgrad"
 
 
 @dataclass(frozen=True)

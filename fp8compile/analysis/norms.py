@@ -6,7 +6,7 @@
 What comes behind a norm has a size of its own, whatever that of x: an error of x counts relative to x's deviation from m. A
 code of x is off by a share of the largest of its group instead, which may be larger by any factor: the mean beside the
 deviation, or another channel. So a value that is normalised is stored about its statistics, or in a group over which they
-are one number each (``fp8compile/encoding/about.py``), or exactly. And it is stored itself: where the backward would compute
+are one number each (``fp8compile/saved/about.py``), or exactly. And it is stored itself: where the backward would compute
 it from codes of other values (``K x`` with one large K, a sum), these have to stay exact.
 
 Left out, since their error is small beside themselves: exponentials divided by their own sum (a softmax), and gains, which

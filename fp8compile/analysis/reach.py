@@ -1,6 +1,6 @@
 """Which uses a value reaches through operations that keep what it is: its zeros, its layout, its part in a sum.
 
-For rules that choose between sound formats (saved_format.py) or look for an operation under views (islands/policy.py).
+For rules that choose between sound formats (saved/format.py) or look for an operation under views (islands/policy.py).
 Whether a value may be rounded at all is another question: sensitivity/.
 """
 

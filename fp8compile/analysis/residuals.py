@@ -11,9 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from torch.fx import Graph, Node
 
-from fp8compile.analysis.stored_values import is_read_from_memory
 from fp8compile.fx.graph import SAVED_AS_CODES, TAKEN_AS_CODES, is_tensor, nbytes
-from fp8compile.fx.ops import CASTS, contracts, is_pointwise, is_view
+from fp8compile.fx.ops import CASTS, contracts, is_pointwise, is_read_from_memory, is_view
 
 LAYOUT_IS_CHOSEN = 4  # dimensions: channels come first or last
 

@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from fp8compile import _torch as private
 from fp8compile.fx.graph import AWAITED, DEVICE, MOVED, is_tensor, nbytes
-from fp8compile.fx.ops import is_pointwise, is_reduction, is_split, is_view, opname
+from fp8compile.fx.ops import is_pointwise, is_reduction, is_view_or_part, opname
 
 EXPONENTIALS = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh", "silu")  # each is computed once on a CPU
 
@@ -137,18 +137,3 @@ def _times_read(order: Sequence[TimelineStep]) -> dict[TimelineStep, int]:
     for step in reversed(order):
         found[step] = max([len(step.readers), *(found[r] for r in step.readers if r.kind == "view")])
     return found
-
-
-def is_read_from_memory(node: Node, but: Node | None = None) -> bool:
-    """Whether a value has a reader, other than ``but``, that does not recompute it: a matmul, for example, or the caller."""
-    readers = (u for u in node.users if u is not but)
-    return any(is_read_from_memory(u, but) if is_view_or_part(u) else not _fuses_its_reads(u) for u in readers)
-
-
-def _fuses_its_reads(node: Node) -> bool:
-    return is_pointwise(node) or is_reduction(node)
-
-
-def is_view_or_part(node: Node) -> bool:
-    parent = node.args[0] if node.args else None
-    return is_view(node) or is_split(node) or (isinstance(parent, Node) and is_split(parent))

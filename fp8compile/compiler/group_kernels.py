@@ -13,8 +13,8 @@ from typing import Any
 
 from fp8compile import _torch as private
 from fp8compile.compiler.row_kernels import sums_along_rows
-from fp8compile.encoding.first_amax import GROUP
 from fp8compile.fx.inductor_choices import choosing
+from fp8compile.linears.first_amax import GROUP
 
 
 def with_groups_held(inner_compile: Callable[..., Any]) -> Callable[..., Any]:

@@ -32,9 +32,11 @@ from fp8compile.compiler.row_kernels import with_tiles_for_codes
 from fp8compile.compiler.running_model import as_registered, place_of
 from fp8compile.compiler.saved_versions import check_versions
 from fp8compile.compiler.watchers import watch_passes, watched_then_too
-from fp8compile.encoding.smooth_swiglu import may_smooth
 from fp8compile.fx.graph import copy_with_attributes
 from fp8compile.fx.regions import find_regions
+from fp8compile.linears.slot import WithScales, operands_of, with_scales
+from fp8compile.linears.smooth_swiglu import may_smooth
+from fp8compile.linears.weight_slot import WeightCodes, with_weight_codes
 from fp8compile.observe.slot import WithStatsInputs, rows_of, with_slot
 from fp8compile.recipe.calibrated import check_calibration
 from fp8compile.recipe.calibration import Calibration
@@ -43,8 +45,6 @@ from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.kernel import Kernel
 from fp8compile.reporting.running import GeneratedPeaks
-from fp8compile.scaling.slot import WithScales, operands_of, with_scales
-from fp8compile.scaling.weight_slot import WeightCodes, with_weight_codes
 
 log = logging.getLogger("fp8compile")
 

@@ -3,7 +3,7 @@
 It costs the compile time that regions save, so it is done only where a region does not work:
 
     statistics are taken     they leave the graph through an input of its own (observe/slot.py), which no region has
-    weights are cached       their codes come in through inputs of the graph (scaling/weight_slot.py)
+    weights are cached       their codes come in through inputs of the graph (linears/weight_slot.py)
     codes are offloaded      which of them, and when, depends on all calls together
     calls differ in recipe   ``modules``, ``skip`` and ``linears.skip`` go by module path, and one body serves all calls
 """

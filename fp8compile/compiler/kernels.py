@@ -14,7 +14,7 @@ from typing import Any
 from torch.fx import Node
 
 from fp8compile import _torch as private
-from fp8compile.analysis.op_cost import flops, is_priced
+from fp8compile.cost.op_cost import flops, is_priced
 from fp8compile.fx.ops import contracts, is_view, opname
 from fp8compile.fx.provenance import origin
 from fp8compile.reporting.kernel import GENERATED, LIBRARY, Kernel

@@ -34,6 +34,8 @@ TRANSPOSES = frozenset({aten.permute.default, aten.t.default, aten.transpose.int
 PARTS = frozenset({aten.diagonal.default, aten.select.int, aten.slice.Tensor, aten.unfold.default})
 VIEWS = RESHAPES | TRANSPOSES | PARTS | {aten.as_strided.default, aten.expand.default}
 
+FORWARD, DGRAD, WGRAD = "forward", "dgrad", "wgrad"  # the matmuls of a linear (analysis/linears.py)
+
 # Matmuls and convolutions, by name: kernels that are called, not generated.
 MATMULS = (
     "mm",
@@ -204,3 +206,18 @@ def readers(node: Node) -> Iterator[Node]:
             yield from readers(user)
         else:
             yield user
+
+
+def is_read_from_memory(node: Node, but: Node | None = None) -> bool:
+    """Whether a value has a reader, other than ``but``, that does not recompute it: a matmul, for example, or the caller."""
+    readers = (u for u in node.users if u is not but)
+    return any(is_read_from_memory(u, but) if is_view_or_part(u) else not _fuses_its_reads(u) for u in readers)
+
+
+def _fuses_its_reads(node: Node) -> bool:
+    return is_pointwise(node) or is_reduction(node)
+
+
+def is_view_or_part(node: Node) -> bool:
+    parent = node.args[0] if node.args else None
+    return is_view(node) or is_split(node) or (isinstance(parent, Node) and is_split(parent))

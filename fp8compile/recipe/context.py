@@ -35,7 +35,7 @@ class StatsInputs:
 
 @dataclass(frozen=True)
 class ScaleInput:
-    """Where a graph's scales stand among its inputs (fp8compile/scaling/slot.py).
+    """Where a graph's scales stand among its inputs (fp8compile/linears/slot.py).
 
     Attributes:
         position: position among the graph's inputs.
@@ -89,7 +89,7 @@ class Context:
         place: where the graph stands in the model that runs.
         scale_input: the input that holds the scales of FP8 linears, if they are known before their tensors.
         weight_inputs: (position of a weight, position of the first of three inputs that hold its codes), for each weight
-            whose codes come in (fp8compile/scaling/weight_slot.py).
+            whose codes come in (fp8compile/linears/weight_slot.py).
         packed_inputs: (positions of weights, position of the first of two inputs: their transposed codes side by side, and
             the largest of their scales), for weights that linears of one input take.
         measures_saved: whether what is saved stays exact and is marked with the ways to store it (passes/mark_saved.py).

@@ -90,13 +90,13 @@ class Saved(Group):
     Attributes:
         format: "off"; "exact" (only what fewer bytes hold without an error: masks as bits, small integers); or codes with
             one scale per group: "auto" ("e4m3" for what the backward compares with zero and for what exp made, else "int8";
-            see fp8compile/encoding/saved_format.py), "e4m3", "int8", or "6bit" ... "2bit" where gradients are linear in the
-            value, four at least where they are smooth, else as "auto" (fp8compile/encoding/bits_by_use.py).
+            see fp8compile/saved/format.py), "e4m3", "int8", or "6bit" ... "2bit" where gradients are linear in the
+            value, four at least where they are smooth, else as "auto" (fp8compile/saved/bits_by_use.py).
         bits: "off", or what ``fp8compile.tools.calibrate_bits`` chose for each saved value by measurement, or the path of
             the file that it was saved to; a value that is not in it goes by ``format`` and ``attention_format``.
         group_size: elements of a row per scale at most, 16 ... 65536; of few bits a multiple of 8.
         attention: whether operands and results of attention are encoded too: True, False, or "auto" (those of which that
-            costs nothing, or less time than the bytes are worth; fp8compile/encoding/attention_cost.py).
+            costs nothing, or less time than the bytes are worth; fp8compile/saved/attention_cost.py).
         attention_format: the format of those. INT8 by default: the backward of attention exponentiates q k' again, which
             turns E4M3's relative error into a factor (measured on the demo: gradients of k at 10 dB, against 23 in INT8).
         min_numel: tensors with fewer elements stay as they are.

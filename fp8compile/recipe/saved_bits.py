@@ -132,7 +132,7 @@ class SavedBits(InAFile):
 
         Args:
             bits: the bytes that all values would take in so many bits each, 2 ... 16; between two formats those in between.
-                A value that may not have so few counts with the fewest that it may have, as in ``saved_format``.
+                A value that may not have so few counts with the fewest that it may have, as with ``Recipe.saved.format``.
             nbytes: or the bytes of all values together, at the sizes that were measured.
 
         Raises:

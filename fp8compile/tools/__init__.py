@@ -16,7 +16,7 @@ _HOMES = {  # a name, and the module that defines it
     "calibrate_bits": "fp8compile.tools.choosing_bits",
     "debug_step": "fp8compile.tools.debugging",
     "overflow_report": "fp8compile.observe.overflow_report",
-    "scaling_state": "fp8compile.scaling.state",
+    "scaling_state": "fp8compile.linears.state",
     "tune": "fp8compile.tools.tuning.tune",
 }
 

@@ -4,7 +4,7 @@
     codes       of weights (``Recipe.linears.cache_weights``)
 
 A step whose scales are not known yet, the first one or one behind too much clipping, is no whole step: forward, backward and
-update run by themselves, and it measures (fp8compile/scaling/slot.py).
+update run by themselves, and it measures (fp8compile/linears/slot.py).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp8compile.linears.history import Histories
+from fp8compile.linears.packed_weights import Codes
+from fp8compile.linears.slot import WithScales
+from fp8compile.linears.weight_slot import WithWeightCodes
 from fp8compile.observe.slot import WithStatsInputs
-from fp8compile.scaling.history import Histories
-from fp8compile.scaling.packed_weights import Codes
-from fp8compile.scaling.slot import WithScales
-from fp8compile.scaling.weight_slot import WithWeightCodes
 from fp8compile.whole_step.joined import CannotJoin
 
 TO_FILL = "the recipe gives the graph statistics to fill: fp32.observe=False leaves them out"

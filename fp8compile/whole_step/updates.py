@@ -16,13 +16,13 @@ from torch import Tensor
 
 from fp8compile import _torch as private
 from fp8compile._distributed import is_sharded
+from fp8compile.linears.packed_weights import Codes
 from fp8compile.optim.base import EncodedOptimizer
 from fp8compile.optim.captured_update import STEP, CapturedUpdate
 from fp8compile.optim.captured_updates import CapturedUpdates
 from fp8compile.optim.placement import EXACT
 from fp8compile.optim.plan import Tensors, UpdatePlan
 from fp8compile.optim.step_numbers import StepNumbers
-from fp8compile.scaling.packed_weights import Codes
 from fp8compile.whole_step.codes import Coded
 
 Group = dict[str, Any]

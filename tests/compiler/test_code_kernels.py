@@ -11,7 +11,7 @@ import torch
 from fp8compile import _torch as private
 from fp8compile.compiler import group_kernels
 from fp8compile.compiler.code_kernels import with_known_blocks
-from fp8compile.encoding.first_amax import GROUP
+from fp8compile.linears.first_amax import GROUP
 
 DTYPES = {"codes": torch.float8_e4m3fn, "integers": torch.int8, "values": torch.bfloat16}
 LARGE = {"y": 4096, "x": 4096}

@@ -10,7 +10,7 @@ import pytest
 from fp8compile import _torch as private
 from fp8compile.compiler import group_kernels
 from fp8compile.compiler.group_kernels import with_groups_held
-from fp8compile.encoding.first_amax import GROUP
+from fp8compile.linears.first_amax import GROUP
 
 
 def held(

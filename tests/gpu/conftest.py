@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fp8compile.encoding.device import fp8_unsupported_reason
+from fp8compile.linears.device import fp8_unsupported_reason
 
 
 @pytest.fixture(scope="session")

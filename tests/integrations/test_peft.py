@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fp8compile
-from fp8compile.scaling import weight_codes
+from fp8compile.linears import weight_codes
 from tests.integrations.parity import assert_parity
 from tests.integrations.twins import Outcome, beside_its_twin
 

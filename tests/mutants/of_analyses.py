@@ -56,7 +56,7 @@ ANALYSES = (
     ),
     Mutant(
         "few bits: steep functions in four bits",
-        "fp8compile/encoding/bits_by_use.py",
+        "fp8compile/saved/bits_by_use.py",
         "if not sensitivity.is_gentle(used, FOUR_BITS):",
         "if False:",
         ("tests/passes/test_encode_saved_few_bits.py",),
@@ -76,11 +76,11 @@ ANALYSES = (
         ("tests/numerics/test_few_bits.py",),
     ),
     Mutant(
-        "saved_format: compared with anything",
-        "fp8compile/encoding/saved_format.py",
+        "format: compared with anything",
+        "fp8compile/saved/format.py",
         "and not reaches(used, _SIGN_KEEPING, _has_an_edge_elsewhere)",
         "",
-        ("tests/encoding/test_saved_format.py",),
+        ("tests/saved/test_format.py",),
     ),
     Mutant(
         "dataflow: what the user puts in FP32 is not seen",

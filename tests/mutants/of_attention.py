@@ -6,9 +6,9 @@ from tests.mutants.mutant import Mutant
 
 UNIT_SUMS = "fp8compile/numerics/unit_sums.py"
 SOFTMAX = "fp8compile/analysis/softmax.py"
-CENTRING, RESULT = "fp8compile/numerics/centring.py", "fp8compile/encoding/attention_result.py"
-OF_CENTRE, OF_RESULT = ("tests/numerics/test_centring.py",), ("tests/encoding/test_attention_result.py",)
-COST, OF_COST = "fp8compile/encoding/attention_cost.py", ("tests/encoding/test_attention_cost.py",)
+CENTRING, RESULT = "fp8compile/numerics/centring.py", "fp8compile/saved/attention_result.py"
+OF_CENTRE, OF_RESULT = ("tests/numerics/test_centring.py",), ("tests/saved/test_attention_result.py",)
+COST, OF_COST = "fp8compile/saved/attention_cost.py", ("tests/saved/test_attention_cost.py",)
 OF_SUMS, OF_SOFTMAX = ("tests/numerics/test_unit_sums.py",), ("tests/analysis/test_softmax.py",)
 OF_PASS = ("tests/passes/test_encode_saved_sums.py",)
 
@@ -52,7 +52,7 @@ ATTENTION = (
     ),
     Mutant(
         "encode_saved: sums where a pole was kept away from",
-        "fp8compile/encoding/saved_judge.py",
+        "fp8compile/saved/judge.py",
         "not self.sensitivity.needs_no_range(edge.backward, codec.format)",
         "False",
         OF_PASS,
@@ -66,7 +66,7 @@ ATTENTION = (
     ),
     Mutant(
         "stored: sums along another dimension",
-        "fp8compile/encoding/stored.py",
+        "fp8compile/saved/stored.py",
         "with_unit_sums(found, self.softmax_dim)",
         "with_unit_sums(found, 0)",
         OF_PASS,
@@ -91,7 +91,7 @@ ATTENTION = (
     Mutant("attention result: with gaps", RESULT, "not (_is_dense(result) and _is_dense(value))", "False", OF_RESULT),
     Mutant(
         "encode_saved: a centre in any format",
-        "fp8compile/encoding/saved_judge.py",
+        "fp8compile/saved/judge.py",
         " or codec.format is not INT8",
         "",
         ("tests/passes/test_encode_saved_centre.py",),
@@ -112,17 +112,17 @@ ATTENTION = (
     ),
     Mutant(
         "attention cost: all keys of a causal one",
-        "fp8compile/analysis/op_cost.py",
+        "fp8compile/cost/op_cost.py",
         '(0.5 if argument_of(node, "is_causal", False) else 1.0)',
         "1.0",
-        (*OF_COST, "tests/analysis/test_op_cost.py"),
+        (*OF_COST, "tests/cost/test_op_cost.py"),
     ),
     Mutant(
         "attention cost: nothing has a worth", COST, "self.us <= max(self.worth_us, 0.0)", "self.us <= 0.0", OF_COST
     ),
     Mutant(
         "encode_saved: auto stores all of attention",
-        "fp8compile/encoding/saved_judge.py",
+        "fp8compile/saved/judge.py",
         "if recipe.saved.attention is True or",
         "if recipe.saved.attention or",
         OF_COST,

@@ -7,17 +7,17 @@ from tests.mutants.mutant import Mutant
 CLIENTS = (
     Mutant(
         "wire: a mean is a sum",
-        "fp8compile/encoding/wire.py",
+        "fp8compile/fx/wire.py",
         "rows.sum(0) / self.ranks if self.mean else rows.sum(0)",
         "rows.sum(0)",
-        ("tests/encoding/test_wire.py",),
+        ("tests/fx/test_wire.py",),
     ),
     Mutant(
         "wire: rows are not filled up to groups",
-        "fp8compile/encoding/wire.py",
+        "fp8compile/fx/wire.py",
         "(0, self.ranks * self.row - x.numel())",
         "(self.ranks * self.row - x.numel(), 0)",
-        ("tests/encoding/test_wire.py",),
+        ("tests/fx/test_wire.py",),
     ),
     Mutant(
         "collectives: every reduction is a sum",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 NUMBERS = ("tests/numerics/test_delayed.py",)
-TRAINING = "tests/scaling/test_delayed.py"
-ANOTHER = ("tests/scaling/test_starved_operands.py::test_the_gradient_of_another_loss_is_remembered",)
-RANKS = ("tests/scaling/test_ranks.py",)
+TRAINING = "tests/linears/test_delayed.py"
+ANOTHER = ("tests/linears/test_starved_operands.py::test_the_gradient_of_another_loss_is_remembered",)
+RANKS = ("tests/linears/test_ranks.py",)
 PARTED = ("tests/passes/test_part_scales.py",)
-OLD = ("tests/scaling/test_delayed_state.py::test_a_state_from_before_zeros_were_left_out_is_loaded",)
+OLD = ("tests/linears/test_delayed_state.py::test_a_state_from_before_zeros_were_left_out_is_loaded",)
 
-HISTORY, AGREED, GROWTH = (f"fp8compile/scaling/{name}.py" for name in ("history", "agreed", "growth"))
+HISTORY, AGREED, GROWTH = (f"fp8compile/linears/{name}.py" for name in ("history", "agreed", "growth"))
 
 DELAYED = (
     Mutant(
@@ -96,7 +96,7 @@ DELAYED = (
         "fp8compile/numerics/delayed.py",
         "torch.where(amax > 0, amax, largest[kinds])",
         "amax",
-        ("tests/scaling/test_starved_operands.py::test_an_expert_that_comes_late_has_the_scales_of_its_kind",),
+        ("tests/linears/test_starved_operands.py::test_an_expert_that_comes_late_has_the_scales_of_its_kind",),
     ),
     Mutant(
         "delayed late: all operands are of one kind",

@@ -14,14 +14,14 @@ PASSES = (
     ),
     Mutant(
         "encode_saved: the memory order for its inverse",
-        "fp8compile/encoding/stored.py",
+        "fp8compile/saved/stored.py",
         "tuple(order.index(d) for d in range(len(order)))",
         "tuple(order)",
         ("tests/passes/test_encode_saved_layouts.py",),
     ),
     Mutant(
         "encode_saved: values of an FP32 island are encoded",
-        "fp8compile/encoding/saved_judge.py",
+        "fp8compile/saved/judge.py",
         "WIDENED in storage_root(edge.forward).meta",
         "False",
         ("tests/passes/test_widen_unsafe_ops.py",),
@@ -98,14 +98,14 @@ PASSES = (
     ),
     Mutant(
         "operands: codes of another format are shared",
-        "fp8compile/encoding/operands.py",
+        "fp8compile/linears/operands.py",
         "key = (base, width, axis, how.format, how.delayed, stored and how.delayed)",
         "key = (base, width, axis, how.delayed)",
-        ("tests/encoding/test_operands.py",),
+        ("tests/linears/test_operands.py",),
     ),
     Mutant(
         "quantize_linears: gradients in E4M3",
-        "fp8compile/encoding/linear_plan.py",
+        "fp8compile/linears/plan.py",
         "gradient = E5M2 if gradient_format(recipe.linears.formats, matmul.direction) == E5M2.name else E4M3",
         "gradient = E4M3",
         ("tests/passes/test_quantize_linears.py::test_every_matmul_of_every_linear_is_rewritten",),
@@ -220,7 +220,7 @@ PASSES = (
     ),
     Mutant(
         "chunk_logits: hidden states may be rounded",
-        "fp8compile/chunking/columns.py",
+        "fp8compile/memory/chunked_columns.py",
         "root.meta[EXACT] = True",
         "pass",
         ("tests/passes/test_chunk_logits.py",),
@@ -241,7 +241,7 @@ PASSES = (
     ),
     Mutant(
         "chunk_logits: the last chunk is left out",
-        "fp8compile/chunking/columns.py",
+        "fp8compile/memory/chunked_columns.py",
         "for start in range(0, self.logits.columns, step):",
         "for start in range(0, self.logits.columns - step, step):",
         ("tests/passes/test_chunk_logits.py",),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-SMOOTH = ("tests/encoding/test_smooth_swiglu.py",)
+SMOOTH = ("tests/linears/test_smooth_swiglu.py",)
 SMOOTH_NUMBERS = ("tests/numerics/test_smoothing.py",)
 
-COST = ("tests/analysis/test_linear_cost.py",)
-PAYING = ("tests/encoding/test_paying.py",)
+COST = ("tests/cost/test_linear_cost.py",)
+PAYING = ("tests/linears/test_paying.py",)
 
 LINEARS = (
     Mutant(
@@ -27,49 +27,49 @@ LINEARS = (
     ),
     Mutant(
         "smooth SwiGLU: the weight's gradient is that of the scaled weight",
-        "fp8compile/encoding/smooth_swiglu.py",
+        "fp8compile/linears/smooth_swiglu.py",
         "((DGRAD, divided), (WGRAD, multiplied))",
         "((DGRAD, divided),)",
         SMOOTH,
     ),
     Mutant(
         "smooth SwiGLU: the backward may make the exponents anew",
-        "fp8compile/encoding/smooth_swiglu.py",
+        "fp8compile/linears/smooth_swiglu.py",
         'exponents.meta["recompute"] = CheckpointPolicy.MUST_SAVE\n',
         "pass\n",
         SMOOTH,
     ),
     Mutant(
         "smooth SwiGLU: who else reads the input does not matter",
-        "fp8compile/encoding/smooth_swiglu.py",
+        "fp8compile/linears/smooth_swiglu.py",
         "if others := {*readers(value)} - linear.nodes:",
         "if others := set[Node]():",
         SMOOTH,
     ),
     Mutant(
         "linear cost: who shares an input pays all of it",
-        "fp8compile/analysis/linear_cost.py",
+        "fp8compile/cost/linear_cost.py",
         'return whole / (linear.sharing if operand == "input" else 1)',
         "return whole",
         COST,
     ),
     Mutant(
         "linear cost: an FP8 matmul writes one byte",
-        "fp8compile/analysis/linear_cost.py",
+        "fp8compile/cost/linear_cost.py",
         "(width if direction in READ_BY[name] else itemsize)",
         "width",
         COST,
     ),
     Mutant(
         "auto: one matmul of a linear decides for all",
-        "fp8compile/encoding/paying.py",
+        "fp8compile/linears/paying.py",
         "if matmul.direction in prediction.directions:",
         "if prediction.directions:",
         PAYING,
     ),
     Mutant(
         "auto: unknown rates are an H100's",
-        "fp8compile/encoding/paying.py",
+        "fp8compile/recipe/rates.py",
         'if device.type == "cuda" else None\n',
         'if device.type == "cuda" else RATES["h100"]\n',
         PAYING,

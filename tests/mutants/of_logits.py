@@ -9,28 +9,28 @@ TESTS = ("tests/passes/test_chunk_logits_logprobs.py",)
 LOGITS = (
     Mutant(
         "log-probabilities: each chunk has the targets of the first",
-        "fp8compile/chunking/one_hot.py",
+        "fp8compile/memory/chunked_one_hot.py",
         "at = torch.arange(columns.start, columns.stop, device=index.device)",
         "at = torch.arange(0, columns.stop - columns.start, device=index.device)",
         TESTS,
     ),
     Mutant(
         "log-probabilities: a sum over rows is one over columns",
-        "fp8compile/chunking/one_hot.py",
+        "fp8compile/memory/chunked_one_hot.py",
         'operand in found and over == [operand.meta["val"].dim() - 1]',
         "operand in found",
         (f"{TESTS[0]}::test_gradients_of_a_scale_and_of_a_bias",),
     ),
     Mutant(
         "log-probabilities: columns do not wait for the sums of rows",
-        "fp8compile/chunking/columns.py",
+        "fp8compile/memory/chunked_columns.py",
         "[self.ready, *first]",
         "[self.ready]",
         (f"{TESTS[0]}::test_a_chunk_is_computed_when_the_one_before_is_done",),
     ),
     Mutant(
         "log-probabilities: a sum of what may compare otherwise",
-        "fp8compile/chunking/sums.py",
+        "fp8compile/memory/chunked_sums.py",
         "if any(o in dependent and o.meta",
         "if False and any(o in dependent and o.meta",
         (f"{TESTS[0]}::test_what_is_declined_and_why",),

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-OF_OFFLOAD = ("tests/passes/test_offload_codes.py", "tests/budget/test_link.py")
+OF_OFFLOAD = ("tests/passes/test_offload_codes.py", "tests/memory/test_link.py")
 OF_BITS = ("tests/passes/test_encode_saved_chosen.py",)
 OF_BUDGET = ("tests/passes/test_recompute_for_budget.py", "tests/budget")
 
 MEMORY = (
     Mutant(
         "budget: all copies where the first is",
-        "fp8compile/budget/placing.py",
+        "fp8compile/memory/placing.py",
         "inserting_before(late[at])",
         "inserting_before(late[min(placed)])",
         OF_BUDGET,
     ),
     Mutant(
         "budget: random numbers are drawn again",
-        "fp8compile/budget/repeatable.py",
+        "fp8compile/memory/repeatable.py",
         "is_mutating(node) or draws_random_numbers(node)",
         "is_mutating(node)",
         OF_BUDGET,
     ),
     Mutant(
         "budget: operators of any namespace are repeated",
-        "fp8compile/budget/repeatable.py",
+        "fp8compile/memory/repeatable.py",
         'target.namespace not in ("aten", "prims")',
         'target.namespace == ""',
         OF_BUDGET,
@@ -53,31 +53,31 @@ MEMORY = (
     ),
     Mutant(
         "budget: the last state, not the first",
-        "fp8compile/budget/frontier.py",
+        "fp8compile/memory/frontier.py",
         "within = (state for state in states if",
         "within = (state for state in reversed(states) if",
         OF_BUDGET,
     ),
     Mutant(
         "budget: copies share the encoding of what they copy",
-        "fp8compile/budget/placing.py",
+        "fp8compile/memory/placing.py",
         "dataclasses.replace(encoding)",
         "encoding",
         OF_BUDGET,
     ),
     Mutant(
         "budget: gradients are not held while the optimizer steps",
-        "fp8compile/budget/fitting.py",
+        "fp8compile/memory/fitting.py",
         "MOMENTS * gradients, 2 * gradients,",
         "MOMENTS * gradients, gradients,",
-        ("tests/budget/test_fitting.py",),
+        ("tests/memory/test_fitting.py",),
     ),
     Mutant(
         "budget: frozen parameters have moments",
-        "fp8compile/budget/fitting.py",
+        "fp8compile/memory/fitting.py",
         'gradients = sum(nbytes(node.meta["val"]) for node in gradients_of_parameters(split))',
         "gradients = weights",
-        ("tests/budget/test_fitting.py",),
+        ("tests/memory/test_fitting.py",),
     ),
     Mutant(
         "budget: kernels hold values from both sides of a matmul",
@@ -116,14 +116,14 @@ MEMORY = (
     ),
     Mutant(
         "offload: copies to the host do not wait for each other",
-        "fp8compile/budget/link.py",
+        "fp8compile/memory/link.py",
         "arrives = max(trip.made, free) + trip.us",
         "arrives = trip.made + trip.us",
         OF_OFFLOAD,
     ),
     Mutant(
         "offload: the device's memory is free while the copy runs",
-        "fp8compile/budget/moving.py",
+        "fp8compile/memory/moving.py",
         "host, *private.until_waited_for(value))",
         "host)",
         OF_OFFLOAD,
@@ -144,7 +144,7 @@ MEMORY = (
     ),
     Mutant(
         "offload: copies begin where they are waited for",
-        "fp8compile/budget/moving.py",
+        "fp8compile/memory/moving.py",
         "back = backward.last_until(times.back, read)",
         "back = read",
         OF_OFFLOAD,
@@ -172,28 +172,28 @@ MEMORY = (
     ),
     Mutant(
         "saved bits: what is to stay exact has 8 bits",
-        "fp8compile/encoding/saved_judge.py",
+        "fp8compile/saved/judge.py",
         "if chosen is not None and chosen.chosen == WHOLE:",
         "if False:",
         OF_BITS,
     ),
     Mutant(
         "saved bits: all values of a module have the first one's number",
-        "fp8compile/encoding/saved_keys.py",
+        "fp8compile/saved/keys.py",
         "nth=seen[key]",
         "nth=0",
         OF_BITS,
     ),
     Mutant(
         "saved bits: counted again when a budget has given values up",
-        "fp8compile/encoding/saved_keys.py",
+        "fp8compile/saved/keys.py",
         "if not any(SAVED_KEY in edge.forward.meta for edge in ours):",
         "if True:",
         OF_BITS,
     ),
     Mutant(
         "saved bits: a choice for another model is taken without a word",
-        "fp8compile/encoding/saved_keys.py",
+        "fp8compile/saved/keys.py",
         "if len(gone) == len(bits.values):",
         "if False:",
         OF_BITS,
@@ -214,7 +214,7 @@ MEMORY = (
     ),
     Mutant(
         "exact: what would be rounded is stored as codes",
-        "fp8compile/encoding/saved_judge.py",
+        "fp8compile/saved/judge.py",
         "saved.rounds and ROUNDS)",
         "saved.rounds and False)",
         ("tests/passes/test_encode_saved_exact.py::test_no_number_changes[llama, BF16-eager-exact]",),

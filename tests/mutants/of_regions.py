@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 REGIONS = (
     Mutant(
         "checkpointed: a product of codes is of no region",
-        "fp8compile/encoding/products.py",
+        "fp8compile/linears/products.py",
         "    stand_in(product, node)\n",
         "",
         ("tests/fx/test_checkpointed.py",),
@@ -112,14 +112,14 @@ REGIONS = (
     ),
     Mutant(
         "integers: a library's take a kernel more for any size",
-        "fp8compile/encoding/saved_integers.py",
+        "fp8compile/saved/integers.py",
         "less < WORTH_A_KERNEL",
         "less < 0",
         ("tests/passes/test_encode_saved_integers.py",),
     ),
     Mutant(
         "integers: what was a float may be NaN",
-        "fp8compile/encoding/saved_integers.py",
+        "fp8compile/saved/integers.py",
         "if is_float and node.target in CASTS:",
         "if False:",
         ("tests/passes/test_encode_saved_integers.py",),
@@ -133,7 +133,7 @@ REGIONS = (
     ),
     Mutant(
         "integers: few are narrowed too",
-        "fp8compile/encoding/saved_judge.py",
+        "fp8compile/saved/judge.py",
         "self._left_by_recipe(edge) or self._has_few(edge):\n",
         "self._left_by_recipe(edge):\n",
         ("tests/passes/test_encode_saved_integers.py",),
@@ -154,7 +154,7 @@ REGIONS = (
     ),
     Mutant(
         "masks: in another order than that of memory",
-        "fp8compile/encoding/stored.py",
+        "fp8compile/saved/stored.py",
         "found = self.codec.decode(parts[0], stored_as)",
         "found = self.codec.decode(parts[0], sorted(stored_as))",
         ("tests/passes/test_encode_saved_masks.py",),
@@ -175,7 +175,7 @@ REGIONS = (
     ),
     Mutant(
         "saved: codes of channels-last values have four dimensions",
-        "fp8compile/encoding/stored.py",
+        "fp8compile/saved/stored.py",
         "order is not None and codes.dim() == 4 and static",
         "order is None and codes.dim() == 4 and static",
         ("tests/sm90/test_regions_sm90.py",),

@@ -5,16 +5,16 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 NUMBERS = ("tests/numerics/test_delayed.py",)
-TRAINING = "tests/scaling/test_delayed.py"
-STARVED = ("tests/scaling/test_starved_operands.py",)
-CACHED = "tests/scaling/test_cached_weights.py"
-CHANGES = "tests/scaling/test_weight_changes.py"
-MERGED = "tests/encoding/test_merged_dgrads.py"
-NUMBERS_OF_MERGED = "tests/encoding/test_merged_dgrads_numbers.py"
-PACKED = "tests/scaling/test_packed_weights.py"
+TRAINING = "tests/linears/test_delayed.py"
+STARVED = ("tests/linears/test_starved_operands.py",)
+CACHED = "tests/linears/test_cached_weights.py"
+CHANGES = "tests/linears/test_weight_changes.py"
+MERGED = "tests/linears/test_merged_dgrads.py"
+NUMBERS_OF_MERGED = "tests/linears/test_merged_dgrads_numbers.py"
+PACKED = "tests/linears/test_packed_weights.py"
 LOWERED = "tests/sm90/test_layers_sm90.py"
 
-ROW_BLOCKS = ("tests/encoding/test_row_blocks.py",)
+ROW_BLOCKS = ("tests/linears/test_row_blocks.py",)
 
 SCALING = (
     Mutant(
@@ -33,21 +33,21 @@ SCALING = (
     ),
     Mutant(
         "merged dgrads: weights that are multiplied as they lie are taken transposed",
-        "fp8compile/encoding/merged_dgrads.py",
+        "fp8compile/linears/merged_dgrads.py",
         "any(is_across(_weight_of(each)[2]) for each in members) or ",
         "",
         (MERGED,),
     ),
     Mutant(
         "merged dgrads: what else is added is lost",
-        "fp8compile/encoding/merged_dgrads.py",
+        "fp8compile/linears/merged_dgrads.py",
         "(*others, y))",
         "(y,))",
         (NUMBERS_OF_MERGED,),
     ),
     Mutant(
         "merged dgrads: clipping is counted under the balanced scale",
-        "fp8compile/encoding/known_scales.py",
+        "fp8compile/linears/known_scales.py",
         "key=lambda node: BALANCED not in node.meta",
         "key=lambda node: BALANCED in node.meta",
         (NUMBERS_OF_MERGED,),
@@ -61,14 +61,14 @@ SCALING = (
     ),
     Mutant(
         "packed weights: a pack outlives a change of its second weight",
-        "fp8compile/scaling/packed_weights.py",
+        "fp8compile/linears/packed_weights.py",
         "all(made() is each and version == each._version for (made, version), each in pairs)",
         "self.made_of[0][0]() is codes[0]",
         (PACKED,),
     ),
     Mutant(
         "packed weights: a change fills the pack that a backward still reads",
-        "fp8compile/scaling/packed_weights.py",
+        "fp8compile/linears/packed_weights.py",
         "            kept[key] = _Pack(made_of, side_by_side(codes), largest)",
         "            packed = side_by_side(codes)\n"
         "            packed = kept[key].packed.copy_(packed) if key in kept else packed\n"
@@ -98,10 +98,10 @@ SCALING = (
     ),
     Mutant(
         "row kernels: codes are made anew beside the kernel that makes them",
-        "fp8compile/encoding/operands.py",
+        "fp8compile/linears/operands.py",
         "copies = how.role == GRADIENT and",
         "copies = False and how.role == GRADIENT and",
-        ("tests/encoding/test_operands.py",),
+        ("tests/linears/test_operands.py",),
     ),
     Mutant(
         "row kernels: a backward is compiled without the rule",
@@ -140,14 +140,14 @@ SCALING = (
     ),
     Mutant(
         "delayed: nobody waits for an operand that is unknown",
-        "fp8compile/scaling/history.py",
+        "fp8compile/linears/history.py",
         "self._due | (is_unknown(amaxes) & (ago < most)).any()",
         "self._due",
         STARVED,
     ),
     Mutant(
         "delayed: a later backward takes back that a step must measure",
-        "fp8compile/scaling/history.py",
+        "fp8compile/linears/history.py",
         "self._due | fell_back.any()",
         "fell_back.any()",
         STARVED,
@@ -168,21 +168,21 @@ SCALING = (
     ),
     Mutant(
         "row_blocks: values that depend on sums of their rows are taken in blocks too",
-        "fp8compile/encoding/row_blocks.py",
+        "fp8compile/linears/row_blocks.py",
         "if any(map(is_reduction, computed_from(value))):",
         "if False:",
         ROW_BLOCKS,
     ),
     Mutant(
         "row_blocks: other sums of a gradient do not matter",
-        "fp8compile/encoding/row_blocks.py",
+        "fp8compile/linears/row_blocks.py",
         "if len(over_rows) == len(sums) else RowBlocks(reason=OTHER_SUMS)",
         "if over_rows else RowBlocks(reason=OTHER_SUMS)",
         ROW_BLOCKS,
     ),
     Mutant(
         "known_scales: blocks are counted with the width of a row",
-        "fp8compile/encoding/known_scales.py",
+        "fp8compile/linears/known_scales.py",
         '[value.meta["val"].shape[_dim(row, value)] for',
         '[value.meta["val"].shape[-1] for',
         ROW_BLOCKS,
@@ -196,7 +196,7 @@ SCALING = (
     ),
     Mutant(
         "known_scales: every operand has the first one's scale",
-        "fp8compile/encoding/known_scales.py",
+        "fp8compile/linears/known_scales.py",
         "scales.narrow(0, index, 1)",
         "scales.narrow(0, 0 * index, 1)",
         (f"{TRAINING}::test_histories_are_the_reference_s_over_fifty_steps",),
@@ -210,24 +210,24 @@ SCALING = (
     ),
     Mutant(
         "slot: two calls share a leaf",
-        "fp8compile/scaling/slot.py",
+        "fp8compile/linears/slot.py",
         "leaf = histories.scales.detach().requires_grad_()",
         "leaf = histories.scales.requires_grad_()",
         (f"{TRAINING}::test_two_calls_in_one_backward_are_two_entries",),
     ),
     Mutant(
         "history: a step that clipped is followed by one with known scales",
-        "fp8compile/scaling/history.py",
+        "fp8compile/linears/history.py",
         "PendingBool(self._due | (is_unknown(amaxes)",
         "PendingBool((is_unknown(amaxes)",
         (f"{TRAINING}::test_a_jump_is_seen_and_the_next_step_takes_its_own_scales",),
     ),
     Mutant(
         "state: who fell back is not saved",
-        "fp8compile/scaling/history.py",
+        "fp8compile/linears/history.py",
         'self.fell_back, self._due = state["fell_back"].to(device), state["fell_back"].any().to(device)',
         "pass",
-        ("tests/scaling/test_delayed_state.py::test_a_state_saved_behind_a_jump_goes_on_measuring",),
+        ("tests/linears/test_delayed_state.py::test_a_state_saved_behind_a_jump_goes_on_measuring",),
     ),
     Mutant(
         "apart: the second compilation shares the first one's context",
@@ -238,56 +238,56 @@ SCALING = (
     ),
     Mutant(
         "cached weights: trusted before a change was seen to count",
-        "fp8compile/scaling/weight_changes.py",
+        "fp8compile/linears/weight_changes.py",
         "and (self.noticed or not weight.requires_grad)",
         "and True",
         (f"{CHANGES}::test_a_loop_through_data_is_never_trusted",),
     ),
     Mutant(
         "cached weights: the address is not looked at",
-        "fp8compile/scaling/weight_changes.py",
+        "fp8compile/linears/weight_changes.py",
         "return (self._version, self._address) == (weight._version, weight.data_ptr())",
         "return self._version == weight._version",
         (CHANGES,),
     ),
     Mutant(
         "cached weights: steps of optimizers are told of to nobody",
-        "fp8compile/scaling/weight_codes.py",
+        "fp8compile/linears/weight_codes.py",
         "one.watched.stepped()",
         "pass",
         (CHANGES,),
     ),
     Mutant(
         "cached weights: samples of one column",
-        "fp8compile/scaling/weight_changes.py",
+        "fp8compile/linears/weight_changes.py",
         "flat[:: -(-flat.numel() // SAMPLES) | 1]",
         "flat[:: -(-flat.numel() // SAMPLES)]",
         (f"{CHANGES}::test_weights_are_looked_at_in_each_column_and_bit_by_bit",),
     ),
     Mutant(
         "cached weights: who changed unseen is trusted again",
-        "fp8compile/scaling/weight_changes.py",
+        "fp8compile/linears/weight_changes.py",
         "return self.is_the_same(weight) and not self.distrusted and",
         "return self.is_the_same(weight) and",
         (CHANGES,),
     ),
     Mutant(
         "cached weights: a graph that needs the other layout alone drops the first one's",
-        "fp8compile/scaling/weight_codes.py",
+        "fp8compile/linears/weight_codes.py",
         "self.layouts |= layouts",
         "self.layouts = layouts",
         (f"{CACHED}::test_graphs_that_take_other_layouts_share_both",),
     ),
     Mutant(
         "cached weights: transposed codes taken for codes",
-        "fp8compile/encoding/cached_weights.py",
+        "fp8compile/linears/cached_weights.py",
         "CODES if across == by_columns else TRANSPOSED",
         "CODES if across != by_columns else TRANSPOSED",
         (f"{CACHED}::test_both_layouts_of_codes_are_those_that_scaled_mm_takes",),
     ),
     Mutant(
         "cached weights: every graph's weights have the first weight's inputs",
-        "fp8compile/scaling/weight_slot.py",
+        "fp8compile/linears/weight_slot.py",
         "first + len(NAMES) * i) for i, at",
         "first + 0 * i) for i, at",
         (f"{CACHED}::test_losses_and_gradients_are_those_without_a_cache[plain]",),
@@ -325,14 +325,14 @@ SCALING = (
         "fp8compile/optim/exchange.py",
         "return found if found is not None and found.seen == seen(weight) else None",
         "return found",
-        ("tests/scaling/test_written_codes.py::test_a_change_is_seen",),
+        ("tests/linears/test_written_codes.py::test_a_change_is_seen",),
     ),
     Mutant(
         "step codes: another optimizer's step goes unnoticed",
         "fp8compile/optim/exchange.py",
         "if found is not None and found.optimizer != optimizer:",
         "if False and found is not None:",
-        ("tests/scaling/test_written_codes.py::test_a_change_is_seen",),
+        ("tests/linears/test_written_codes.py::test_a_change_is_seen",),
     ),
     Mutant(
         "step codes: nobody asks what was clipped",
@@ -340,7 +340,7 @@ SCALING = (
         "known.select(0, 0) > E4M3.max * inv_scale.reshape(())",
         "known.select(0, 0) > torch.inf * inv_scale.reshape(())",
         (
-            "tests/scaling/test_written_codes.py::test_a_jump_through_data_that_no_one_counts_clips_and_is_seen_and_distrusted",
+            "tests/linears/test_written_codes.py::test_a_jump_through_data_that_no_one_counts_clips_and_is_seen_and_distrusted",
         ),
     ),
     Mutant(
@@ -348,6 +348,6 @@ SCALING = (
         "fp8compile/optim/code_writer.py",
         "return torch.where(near, found.known, measured)",
         "return found.known",
-        ("tests/scaling/test_written_codes.py::test_wrong_scales_from_a_checkpoint_are_not_taken",),
+        ("tests/linears/test_written_codes.py::test_wrong_scales_from_a_checkpoint_are_not_taken",),
     ),
 )

@@ -7,8 +7,8 @@ from tests.mutants.mutant import Mutant
 PASS = ("tests/passes/test_shorten_codecs.py",)
 PARTS = ("tests/passes/test_store_parts.py",)
 FORMS = ("tests/numerics/test_code_forms.py",)
-FIRST = ("tests/encoding/test_first_amax.py",)
-WEIGHTS = ("tests/encoding/test_weight_amaxes.py",)
+FIRST = ("tests/linears/test_first_amax.py",)
+WEIGHTS = ("tests/linears/test_weight_amaxes.py",)
 HELD = ("tests/compiler/test_group_kernels.py",)
 BLOCKS = ("tests/compiler/test_code_kernels.py",)
 LOWERED = "tests/sm90/test_instructions_sm90.py::"
@@ -86,21 +86,21 @@ SHORT_FORMS = (
     ),
     Mutant(
         "first amax: a norm's result is taken in groups",
-        "fp8compile/encoding/first_amax.py",
+        "fp8compile/linears/first_amax.py",
         "return None if any(map(is_reduction, computed_from(value))) else",
         "return",
         FIRST,
     ),
     Mutant(
         "first amax: what is in memory is stored again",
-        "fp8compile/encoding/first_amax.py",
+        "fp8compile/linears/first_amax.py",
         " or not is_pointwise(value):\n        return False",
         ":\n        return False",
         FIRST,
     ),
     Mutant(
         "first amax: an error function is computed for the amax and for the codes",
-        "fp8compile/encoding/operands.py",
+        "fp8compile/linears/operands.py",
         "(self.stores_dear and is_dear(base)) or not",
         "not",
         (f"{LOWERED}test_an_error_function_is_computed_once_in_a_half[both]",),
@@ -128,14 +128,14 @@ SHORT_FORMS = (
     ),
     Mutant(
         "weight amaxes: weights of two dtypes in one list",
-        "fp8compile/encoding/weight_amaxes.py",
+        "fp8compile/linears/weight_amaxes.py",
         'lists[fmt, weight.meta["val"].dtype, value.meta["val"].dtype][value]',
         'lists[fmt, torch.float32, value.meta["val"].dtype][value]',
         WEIGHTS,
     ),
     Mutant(
         "weight amaxes: a launch for each weight",
-        "fp8compile/encoding/weight_amaxes.py",
+        "fp8compile/linears/weight_amaxes.py",
         "FEWEST = 2",
         "FEWEST = 1000",
         (*WEIGHTS, f"{LOWERED}test_amaxes_of_weights_are_one_call"),

@@ -164,7 +164,7 @@ WHOLE_STEP = (
     ),
     Mutant(
         "whole step: packed codes are as they were where their tensors are the same",
-        "fp8compile/scaling/packed_weights.py",
+        "fp8compile/linears/packed_weights.py",
         "made() is each and version == each._version",
         "made() is each",
         ("tests/whole_step/test_own_inputs.py",),

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile.analysis.sensitivity import Sensitivity
-from fp8compile.encoding import saved_judge
-from fp8compile.encoding.saved_plan import plan_saved
-from fp8compile.encoding.stored import CENTRED
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.saved import judge as saved_judge
+from fp8compile.saved.plan import plan_saved
+from fp8compile.saved.stored import CENTRED
 from tests.support.graphs import forward_of, split_of
 from tests.support.measure import compiled, gradient_sqnr, kept_bytes
 

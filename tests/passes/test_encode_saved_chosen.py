@@ -12,13 +12,13 @@ from expecttest import assert_expected_inline
 from torch import Tensor, nn
 
 import fp8compile
-from fp8compile.encoding.saved_keys import NOT_SAVED, keys_of
-from fp8compile.encoding.saved_plan import plan_saved
 from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.recipe.saved_bits import BITS, Choice, Key, SavedBits, SavedValue
 from fp8compile.reporting.entries import RECIPE, SAVED
+from fp8compile.saved.keys import NOT_SAVED, keys_of
+from fp8compile.saved.plan import plan_saved
 from tests.support.graphs import forward_of, split_of
 from tests.support.measure import compiled, gradient_sqnr
 from tests.support.net import Net, SwiGLU

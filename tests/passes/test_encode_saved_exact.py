@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fp8compile
-from fp8compile.encoding.saved_judge import ROUNDS
 from fp8compile.reporting.report import Report
+from fp8compile.saved.judge import ROUNDS
 from tests.support.budgets import Gated
 from tests.support.measure import compiled, llama_case
 

@@ -16,13 +16,13 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 import fp8compile
 from fp8compile.analysis.sensitivity import Sensitivity
-from fp8compile.encoding.bits_by_use import UNKNOWN_LENGTH, few_bits_of
-from fp8compile.encoding.saved_plan import plan_saved
 from fp8compile.numerics.few_bits import FewBits
 from fp8compile.numerics.groups import Groups
 from fp8compile.passes import encode_saved
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.saved.bits_by_use import UNKNOWN_LENGTH, few_bits_of
+from fp8compile.saved.plan import plan_saved
 from tests.support.graphs import forward_of, split_of
 from tests.support.measure import compiled, gradient_sqnr, kept_bytes, llama_case
 from tests.support.net import Net, SwiGLU

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import fp8compile
-from fp8compile.encoding.about import ABOUT_BOTH, ABOUT_MEAN
-from fp8compile.encoding.saved_judge import NOT_KEPT
+from fp8compile.saved.about import ABOUT_BOTH, ABOUT_MEAN
+from fp8compile.saved.judge import NOT_KEPT
 from tests.support.measure import compiled, kept_bytes
 from tests.support.reference import sqnr_db
 

@@ -11,7 +11,7 @@ import torch
 from expecttest import assert_expected_inline
 from torch import Tensor, nn
 
-from fp8compile.encoding import saved_integers
+from fp8compile.saved import integers as saved_integers
 from tests.support import exactly
 from tests.support.exactly import report_of
 from tests.support.graphs import backward_of, split_of

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fp8compile
-from fp8compile.encoding.about import ABOUT_BOTH, ABOUT_MEAN
+from fp8compile.saved.about import ABOUT_BOTH, ABOUT_MEAN
 from tests.support.measure import compiled
 from tests.support.reference import sqnr_db
 

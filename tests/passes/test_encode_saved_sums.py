@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile.analysis.sensitivity import Sensitivity
-from fp8compile.encoding.stored import SUMS
 from fp8compile.numerics import E4M3, INT8, Format
+from fp8compile.saved.stored import SUMS
 from tests.support.graphs import backward_of, split_of
 from tests.support.measure import compiled, gradient_sqnr
 from tests.support.net import Net

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from expecttest import assert_expected_inline
 from torch import nn
 
-from fp8compile.encoding.saved_plan import plan_saved
 from fp8compile.fx.graph import TRIED
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.passes.mark_saved import MARKED, mark_saved
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.saved.plan import plan_saved
 from tests.support.graphs import backward_of, forward_of, split_of
 from tests.support.net import Net, SwiGLU
 

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile._version import release_of
-from fp8compile.encoding.known_scales import OPERAND
 from fp8compile.fx.graph import SPLICED
 from fp8compile.fx.partition import PartitionedGraph
+from fp8compile.linears import slot
+from fp8compile.linears.known_scales import OPERAND
 from fp8compile.passes.measure_operands import measure_operands
 from fp8compile.recipe.context import Context, ScaleInput
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Notes
-from fp8compile.scaling import slot
 from tests.support.graphs import backward_of, forward_of, split_of
 from tests.support.measure import compiled
 

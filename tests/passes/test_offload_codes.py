@@ -18,15 +18,15 @@ from torch.utils.checkpoint import checkpoint
 import fp8compile
 from fp8compile import _torch as private
 from fp8compile.analysis.stored_values import step_of
-from fp8compile.budget.link import AT_ONCE, BUSY
-from fp8compile.budget.moving import from_host, to_host
 from fp8compile.compiler.inductor import NO_CUDA_GRAPHS_ON_HOST, NOTHING_TO_OFFLOAD
 from fp8compile.compiler.inline_regions import WHOLE
 from fp8compile.cost.device_rates import RATES
-from fp8compile.encoding import paying
 from fp8compile.fx.graph import DEVICE, MOVED, is_on_host, storage_root
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.spec import verify
+from fp8compile.linears import paying
+from fp8compile.memory.link import AT_ONCE, BUSY
+from fp8compile.memory.moving import from_host, to_host
 from fp8compile.passes import offload_codes as of_pass
 from fp8compile.passes.offload_codes import NO_OPERATORS, NOT_STATIC, ORDER, OTHER_DEVICE, SMALL, offload_codes
 from fp8compile.recipe.context import Context

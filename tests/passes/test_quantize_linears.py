@@ -31,9 +31,7 @@ E4, E5 = Tensorwise(E4M3), Tensorwise(E5M2)
 @pytest.fixture
 def fp8_units() -> Iterator[None]:
     """Every device multiplies FP8: torch._scaled_mm exists for the CPU, if slowly."""
-    with mock.patch.object(
-        sys.modules["fp8compile.encoding.linear_reasons"], "fp8_unsupported_reason", lambda device: None
-    ):
+    with mock.patch.object(sys.modules["fp8compile.linears.reasons"], "fp8_unsupported_reason", lambda device: None):
         yield
 
 

@@ -132,9 +132,7 @@ def test_it_is_idempotent(mode: str) -> None:
 
 @by_mode
 def test_a_device_with_fp8_units_is_told_that_blocks_are_emulated_only(mode: str) -> None:
-    units = mock.patch.object(
-        sys.modules["fp8compile.encoding.linear_reasons"], "fp8_unsupported_reason", lambda _: None
-    )
+    units = mock.patch.object(sys.modules["fp8compile.linears.reasons"], "fp8_unsupported_reason", lambda _: None)
     with units:
         (reason,) = {
             why(x)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.fx import Graph
 
 import fp8compile
-from fp8compile.encoding.expert_reasons import NOT_OF_ROWS, OPAQUE, OTHER_SCALES, ROUTER, WITH_MORE
 from fp8compile.fx.graph import SPLICED, copy_graph
+from fp8compile.linears.expert_reasons import NOT_OF_ROWS, OPAQUE, OTHER_SCALES, ROUTER, WITH_MORE
 from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe

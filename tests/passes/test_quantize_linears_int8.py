@@ -17,9 +17,9 @@ from torch.fx import Graph
 
 import fp8compile
 from fp8compile import _torch as private
-from fp8compile.encoding.device import int8_unsupported_reason
-from fp8compile.encoding.integer_matmuls import reason_against_integers
 from fp8compile.fx.graph import ENCODING, SPLICED, copy_graph
+from fp8compile.linears.device import int8_unsupported_reason
+from fp8compile.linears.integer_matmuls import reason_against_integers
 from fp8compile.numerics import INT8, Blocks, Codec
 from fp8compile.numerics.integer_products import MOST_PRODUCTS
 from fp8compile.passes.quantize_linears import quantize_linears

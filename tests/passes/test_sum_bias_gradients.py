@@ -14,7 +14,7 @@ from expecttest import assert_expected_inline
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fp8compile.encoding.row_blocks import ROW_BLOCKS, RowBlocks
+from fp8compile.linears.row_blocks import ROW_BLOCKS, RowBlocks
 from fp8compile.passes.sum_bias_gradients import sum_bias_gradients
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe

@@ -33,7 +33,7 @@ EXTERNS = (
     aten._scaled_dot_product_flash_attention_backward.default,
     aten._foreach_norm.Scalar,
 )
-AMAXES = "_foreach_norm"  # of all weights (fp8compile/encoding/weight_amaxes.py)
+AMAXES = "_foreach_norm"  # of all weights (fp8compile/linears/weight_amaxes.py)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch
 
-from fp8compile.scaling.history import Histories
+from fp8compile.linears.history import Histories
 
 AMAX = 4.0  # what every operand is said to have had
 

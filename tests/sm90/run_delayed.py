@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from fp8compile.compiler.backend import fp8compile
-from fp8compile.encoding import linear_reasons, row_blocks
+from fp8compile.linears import history, row_blocks
+from fp8compile.linears import reasons as linear_reasons
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.scaling import history
 
 from . import fake_h100, flash_on_cpu, interpreter
 from .known_scales import known_from_the_start

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from fp8compile.compiler.backend import fp8compile
-from fp8compile.encoding import linear_reasons
+from fp8compile.linears import history
+from fp8compile.linears import reasons as linear_reasons
+from fp8compile.linears.history import Histories
 from fp8compile.numerics.delayed import total_statistics
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.scaling import history
-from fp8compile.scaling.history import Histories
 
 from . import fake_h100, flash_on_cpu, interpreter
 from .delayed_bugs import BUGS, CLIPPED, EQUIVALENT, KNOWN, NAN, TOTALS_ALONE

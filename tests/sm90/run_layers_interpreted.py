@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8compile.compiler.backend import fp8compile
-from fp8compile.encoding import linear_reasons
+from fp8compile.linears import reasons as linear_reasons
 from fp8compile.passes import sum_bias_gradients
 from fp8compile.recipe.recipe import Recipe
 

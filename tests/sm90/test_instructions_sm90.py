@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("triton", reason="triton, which compiles what Inductor generates, exists for Linux only")
 
-from fp8compile.encoding.first_amax import GROUP
+from fp8compile.linears.first_amax import GROUP
 
 from .fake_h100 import figures
 from .kernel_cost import counted

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fp8compile.budget.frontier import Frontier, State
 from fp8compile.compiler import pipeline
 from fp8compile.fx.partition import PartitionedGraph
+from fp8compile.memory.frontier import Frontier, State
 from fp8compile.passes.recompute_for_budget import recompute_for_budget
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.budget import Budget

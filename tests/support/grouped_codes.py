@@ -32,7 +32,7 @@ def reference(a: Tensor, b: Tensor, inv_a: Tensor, inv_b: Tensor, ends: Tensor, 
 @contextmanager
 def grouped_units() -> Iterator[None]:
     """Every device multiplies FP8, grouped too."""
-    reasons = sys.modules["fp8compile.encoding.linear_reasons"]
+    reasons = sys.modules["fp8compile.linears.reasons"]
     library = torch.library.Library("aten", "IMPL")
     library.impl("_scaled_grouped_mm", reference, "CPU")
     try:

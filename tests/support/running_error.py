@@ -24,12 +24,12 @@ from fp8compile.analysis.ranges.matching import packet
 from fp8compile.analysis.sensitivity import responses as R
 from fp8compile.compiler import inductor
 from fp8compile.compiler.seeded_random import draw_from_seeds
-from fp8compile.encoding.saved_plan import plan_saved
-from fp8compile.encoding.stored import Stored
 from fp8compile.fx.graph import memory_order
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.saved.plan import plan_saved
+from fp8compile.saved.stored import Stored
 from tests.support.graphs import split_of
 from tests.support.magnitudes import Magnitudes
 from tests.support.wide import Wide, widened

@@ -17,10 +17,10 @@ import torch
 from fp8compile.analysis.sensitivity import Sensitivity
 from fp8compile.analysis.sensitivity import responses as R
 from fp8compile.analysis.sensitivity.walk import Walk
-from fp8compile.encoding import saved_judge
-from fp8compile.encoding.saved_judge import Judge
 from fp8compile.fx import tracing
 from fp8compile.numerics import groups
+from fp8compile.saved import judge as saved_judge
+from fp8compile.saved.judge import Judge
 from tests.sweeps.random_judgement import CONDITION, LEAST_DB, Judgement, judge
 from tests.sweeps.random_programs import program_of
 

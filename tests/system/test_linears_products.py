@@ -12,7 +12,7 @@ import torch._dynamo.config as dynamo
 from torch import Tensor, nn
 
 import fp8compile
-from fp8compile.encoding.block_operands import ROWS_VARY
+from fp8compile.linears.block_operands import ROWS_VARY
 from tests.support.emulation import linear, results, trained
 from tests.support.measure import compiled, matmul_entries, why
 from tests.support.reference import sqnr_db

@@ -20,7 +20,7 @@ from fp8compile.optim.exchange import exchange
 from fp8compile.whole_step.running import WholeGraph
 from fp8compile.whole_step.step import TrainStep
 
-linear_reasons = importlib.import_module("fp8compile.encoding.linear_reasons")
+linear_reasons = importlib.import_module("fp8compile.linears.reasons")
 
 _prepared = WholeGraph._prepared
 CACHED = {

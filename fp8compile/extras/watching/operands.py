@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from fp8compile.extras.watching.late import Late
-from fp8compile.scaling.history import MAX, Histories, alive
-from fp8compile.scaling.state import labels_of
+from fp8compile.linears.history import MAX, Histories, alive
+from fp8compile.linears.state import labels_of
 
 AMAX, INV_SCALE, CLIPPED, LOST, FELL_BACK, MEASURES = range(6)  # columns of what goes to the host, float32 [V, 6]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fp8compile.encoding.device import fp8_unsupported_reason, int8_unsupported_reason
+from fp8compile.linears.device import fp8_unsupported_reason, int8_unsupported_reason
 from fp8compile.recipe.changes import FIELDS, TOP
 from fp8compile.recipe.groups import GROUPS
 from fp8compile.recipe.recipe import Recipe

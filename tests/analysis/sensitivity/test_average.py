@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fp8compile.analysis.sensitivity import Sensitivity
 from fp8compile.analysis.sensitivity.average import Answer
-from fp8compile.encoding.bits_by_use import FOUR_BITS
+from fp8compile.saved.bits_by_use import FOUR_BITS
 from tests.support.graphs import split_of
 from tests.support.net import Net
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import fp8compile
 from fp8compile.analysis import stored_values
-from fp8compile.encoding.stored import CENTRE_BYTES
 from fp8compile.extras.planning.measured import LAYERS, OURS, PLAIN, SOURCE, STATE, STATE_FORMAT, Layer
+from fp8compile.saved.stored import CENTRE_BYTES
 from tests.support.measure import LlamaLayer
 from tests.support.sources import ROOT
 
