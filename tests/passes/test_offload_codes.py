@@ -24,11 +24,11 @@ from fp8compile.cost.device_rates import RATES
 from fp8compile.fx.graph import DEVICE, MOVED, is_on_host, storage_root
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.spec import verify
-from fp8compile.linears import paying
 from fp8compile.memory.link import AT_ONCE, BUSY
 from fp8compile.memory.moving import from_host, to_host
 from fp8compile.passes import offload_codes as of_pass
 from fp8compile.passes.offload_codes import NO_OPERATORS, NOT_STATIC, ORDER, OTHER_DEVICE, SMALL, offload_codes
+from fp8compile.recipe import rates
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.compiled_graph import GraphReport
@@ -185,8 +185,8 @@ def test_views_of_one_storage_are_one_copy_and_are_made_again() -> None:
 def test_auto_takes_what_the_link_hides(monkeypatch: pytest.MonkeyPatch) -> None:
     """At 50 GB/s a copy takes a tenth of the gap between kernels: all go but the last two, which are read at once."""
     assert len(told(encoded(), **{"memory.offload": "auto"}).offloaded) == 6 - 2
-    slow = {name: dataclasses.replace(rates, link=1.0) for name, rates in RATES.items()}
-    monkeypatch.setattr(paying, "RATES", slow)
+    slow = {name: dataclasses.replace(each, link=1.0) for name, each in RATES.items()}
+    monkeypatch.setattr(rates, "RATES", slow)
     found, every = told(encoded(), **{"memory.offload": "auto"}), told(encoded())
     assert {skip.reason for skip in found.skips} == {AT_ONCE, BUSY}
     assert not any(each.waits_us for each in found.offloaded)
