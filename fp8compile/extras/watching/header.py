@@ -15,6 +15,7 @@ from fp8compile._version import __version__
 from fp8compile.amp.scaler import LossScaler
 from fp8compile.extras.watching.lines import SCHEMA
 from fp8compile.extras.watching.memory import device_of
+from fp8compile.recipe.rates import device_name
 from fp8compile.tools.compiled_module import active_recipes
 
 
@@ -41,6 +42,6 @@ def header_of(model: nn.Module, scaler: LossScaler | None, optimizer: torch.opti
         "recipe": "; ".join(sorted(map(str, active_recipes(model)))) or "not compiled by fp8compile",
         "optimizer": None if optimizer is None else type(optimizer).__name__,
         "scaler": None if scaler is None else scaler.mode,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "device": device_name(device),
         "versions": {"fp8compile": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }

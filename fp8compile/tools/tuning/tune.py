@@ -20,6 +20,7 @@ from fp8compile._arguments import check_number, check_one_of, is_number
 from fp8compile._distributed import is_sharded
 from fp8compile._messages import cause
 from fp8compile.numerics.gradient_quality import BAR
+from fp8compile.recipe.rates import device_name
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.tools.trial_step import (
     LIMIT,
@@ -119,8 +120,7 @@ def tune(
     with left_as_it_was(eager), private.dynamo_config.patch(recompile_limit=LIMIT):
         _check_it_runs(step)
         rounds.run()
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    found = Tuned(rounds.rows(), goal, float(slower), float(bar), name, tuple(rounds.remarks))
+    found = Tuned(rounds.rows(), goal, float(slower), float(bar), device_name(device), tuple(rounds.remarks))
     show(found)
     return found.recipe
 
