@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant
 
 OF_OFFLOAD = ("tests/passes/test_offload_codes.py", "tests/memory/test_link.py")
 OF_BITS = ("tests/passes/test_encode_saved_chosen.py",)
-OF_BUDGET = ("tests/passes/test_recompute_for_budget.py", "tests/budget")
+OF_BUDGET = ("tests/passes/test_recompute_for_budget.py", "tests/memory")
 
 MEMORY = (
     Mutant(
