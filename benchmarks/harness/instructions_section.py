@@ -72,11 +72,21 @@ def layer_instructions(folder: Path) -> list[str]:
     found = load(folder, LAYERS)
     plain = {row["layer"]: _device_us(row) for row in found["rows"] if row["pipeline"] == "plain Inductor"}
     rows = [(row["layer"], row["pipeline"], *_times(row, plain[row["layer"]])) for row in found["rows"]]
-    head = ("layer", "pipeline", "generated kernels, µs", "bytes alone", "launches", "matmuls, µs", "plain / this")
+    head = (
+        "layer",
+        "pipeline",
+        "generated kernels, µs",
+        "bytes alone",
+        "launches",
+        "matmuls, µs",
+        "plain / this",
+        "kept, MB",
+    )
     return [
         source(LAYERS, found),
         "Forward and backward, without attention. Kernels as [predicted](#kernels-read-on-an-h200) for an H200; matmuls",
-        "by the rates that one reached. The last column compares both together, where a device does not wait for its host.",
+        'by the rates that one reached. "plain / this" compares both together, where a device does not wait for its host.',
+        "*Kept* is what the backward is given beside parameters: what the forward made, and the layer's input.",
         "",
         *table(head, rows),
     ]
@@ -90,4 +100,5 @@ def _times(row: dict[str, Any], plain: float) -> tuple[str, ...]:
     return (
         *(f"{row[key]:,.0f}" for key in ("us", "bytes_us", "launches", "matmuls_us")),
         f"{plain / _device_us(row):.2f}",
+        f"{row['kept'] / 1e6:,.0f}" if "kept" in row else "",
     )

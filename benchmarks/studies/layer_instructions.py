@@ -6,13 +6,16 @@ libraries for amaxes of weights count by their bytes; attention and the sums of 
 bytes alone would take at a copy's rate, "matmuls" what matmuls take at the rates that an H200 reached. ``linears="auto"``
 goes by what linears add here (fp8compile/cost/linear_cost.py).
 
-python benchmarks/studies/layer_instructions.py [--json results.json] [--kernels N] ["vit 16k" ...]
+python benchmarks/studies/layer_instructions.py [--json FILE] [--kernels N] [--pipelines NAME ...] ["vit 16k" ...]
+
+``--pipelines``: of these alone; rows of others that are in the file stay.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -28,9 +31,24 @@ from fp8compile.cost.device_rates import RATES
 from tests.sm90 import fake_h100
 from tests.sm90.externs import ExternCall, bytes_and_calls
 from tests.sm90.kernel_cost import cost_of
-from tests.sm90.layers import BOTH, CACHED, CASES, DEFAULT, DELAYED, LINEARS, LINEARS_CACHED, PLAIN, STORAGE
+from tests.sm90.layers import (
+    BOTH,
+    CACHED,
+    CASES,
+    DEFAULT,
+    DEFAULT_WORTH,
+    DELAYED,
+    LINEARS,
+    LINEARS_CACHED,
+    PLAIN,
+    SPEED,
+    STORAGE,
+    STORAGE_SPEED,
+    STORAGE_WORTH,
+)
 from tests.sm90.lowering import LoweredGraph
 from tests.sm90.run_layers import backend_of, lowered_layer, work
+from tests.sm90.run_setups import kept
 
 KEPT, H200 = 8, RATES["h200"]
 MATMULS = {"mm": H200.bf16, "addmm": H200.bf16, "_scaled_mm": H200.fp8}  # TFLOP/s
@@ -38,8 +56,12 @@ LAYERS = ("vit 16k", "bert 16k", "llama 16k")
 NAMES = {
     PLAIN: "plain Inductor",
     STORAGE: "storage alone",
+    STORAGE_WORTH: "storage alone, `max_cost=1`",
+    STORAGE_SPEED: "storage alone, `speed`",
     LINEARS: "linears alone",
     DEFAULT: "default",
+    DEFAULT_WORTH: "default, `max_cost=1`",
+    SPEED: "`speed`",
     BOTH: "storage and all linears",
     LINEARS_CACHED: "linears, cached weights",
     DELAYED: "linears, delayed",
@@ -76,6 +98,7 @@ def row_of(case: str, pipeline: str) -> dict[str, Any]:
     row["us"] = sum(times * cost.us for _, times, cost in kernels) + called_us + calls * LAUNCH
     row["bytes_us"] = sum(times * cost.by_resource["bytes_us"] for _, times, cost in kernels) + called_us
     row["matmuls_us"] = sum(matmuls_us(of_half) for _, of_half in counted)
+    row["kept"] = kept(graphs, CASES[case].empty()[1][0])
     row["partial_sums"] = sum(graph.partial_sums for graph in graphs)
     named = [{"kernel": name, "times": times, **cost.figures} for name, times, cost in kernels]
     return row | {"kernels": named}
@@ -95,8 +118,16 @@ def kernel_line(each: dict[str, Any]) -> str:
 def document(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What is kept: totals, and the most expensive kernels of each."""
     what = "kernels of layers lowered for sm_90 and disassembled without a GPU; times are predictions"
-    kept = [row | {"kernels": row["kernels"][:KEPT]} for row in rows]
-    return {"what": what, "versions": {"torch": torch.__version__}, "rows": kept}
+    shortened = [row | {"kernels": row["kernels"][:KEPT]} for row in rows]
+    return {"what": what, "versions": {"torch": torch.__version__}, "rows": shortened}
+
+
+def with_others(rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+    """These rows and those of a file that are not among them, layer by layer in the order of ``NAMES``."""
+    names = list(NAMES.values())
+    found = json.loads(path.read_text())["rows"] if path.exists() else []
+    by_place = {(LAYERS.index(row["layer"]), names.index(row["pipeline"])): row for row in (*found, *rows)}
+    return [by_place[place] for place in sorted(by_place)]
 
 
 def main() -> None:
@@ -104,16 +135,17 @@ def main() -> None:
     parser.add_argument("layers", nargs="*", default=list(LAYERS))
     parser.add_argument("--kernels", type=int, default=0, help="print so many of each, the most expensive first")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--pipelines", nargs="*", choices=list(NAMES), default=list(NAMES))
     options = parser.parse_args()
     fake_h100.install()
     print("| layer | kernels of | predicted us | bytes alone | launches | matmuls |")
     rows = []
     for case in options.layers:
-        for pipeline in NAMES:
+        for pipeline in options.pipelines:
             rows.append(row_of(case, pipeline))
             print("\n".join([line(rows[-1]), *map(kernel_line, rows[-1]["kernels"][: options.kernels])]), flush=True)
     if options.json:
-        write_json(options.json, document(rows))
+        write_json(options.json, document(with_others(rows, options.json)))
 
 
 if __name__ == "__main__":

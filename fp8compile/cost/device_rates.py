@@ -5,7 +5,8 @@ layer in BF16 and in FP8; cuDNN's attention of 4,096 and 8,192 tokens, head dime
 are assumed: the same shares of their data sheet's dense peaks, without sparsity (NVIDIA's of H100 SXM and B200, AMD's of
 MI300X). "FA2" and "FA3" are FlashAttention as Shah et al. 2024 (arXiv 2407.08608) measured it on an H100, head dimension 128,
 8,192 tokens. The link to the host is PCIe 5.0 with 16 lanes for all of them, 63 GB/s each way by its specification; 50 are
-assumed, as by torch (``torch._functorch.config.activation_offload_cpu_gpu_bw``).
+assumed, as by torch (``torch._functorch.config.activation_offload_cpu_gpu_bw``). Instructions of generated kernels a second
+are fitted to kernels that an H200 was timed on (benchmarks/harness/kernel_time.py), and assumed alike for all.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ ATTENTION = {  # forward and backward, of the BF16 peak
 }
 GAP = 2.6
 LINK = 50.0
+LANES = 25.0
 TERA, GIGA, MICRO = 1e12, 1e9, 1e-6
 
 
@@ -37,6 +39,7 @@ class DeviceRates:
         attention_backward: its backward, TFLOP/s.
         gap: that a kernel takes at least, microseconds.
         link: to pinned memory of the host, each way, GB/s.
+        lanes: instructions of generated kernels, all lanes together, 10^12 a second.
     """
 
     name: str
@@ -47,6 +50,7 @@ class DeviceRates:
     attention_backward: float
     gap: float = GAP
     link: float = LINK
+    lanes: float = LANES
 
     def microseconds(self, operations: float, rate: float, num_bytes: float) -> float:
         """A kernel by a roofline: max(operations / rate, bytes / copy) + gap; ``rate`` in TFLOP/s."""

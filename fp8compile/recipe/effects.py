@@ -38,9 +38,10 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "linears.margin": (_delayed, DELAYED),
     "linears.amax_history_len": (_delayed, DELAYED),
     "saved.bits": (_rounds, STORED),
+    "saved.max_cost": (_rounds, STORED),
     "saved.attention": (_rounds, STORED),
     "saved.attention_format": (
-        lambda one: _rounds(one) and one.saved.attention is not False,
+        lambda one: _rounds(one) and one.saved.attention,
         f"{STORED} and saved.attention=True",
     ),
     "linears.merge_dgrads": (

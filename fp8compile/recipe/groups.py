@@ -95,8 +95,10 @@ class Saved(Group):
         bits: "off", or what ``fp8compile.tools.calibrate_bits`` chose for each saved value by measurement, or the path of
             the file that it was saved to; a value that is not in it goes by ``format`` and ``attention_format``.
         group_size: elements of a row per scale at most, 16 ... 65536; of few bits a multiple of 8.
-        attention: whether operands and results of attention are encoded too: True, False, or "auto" (those of which that
-            costs nothing, or less time than the bytes are worth; fp8compile/saved/attention_cost.py).
+        max_cost: what the codes of a value may cost: "any", or a share, 0.0 or more, of the time in which the product that
+            made it would make as many bytes again, both predicted (fp8compile/saved/price.py). 0.0 stores what takes no
+            time. What costs more stays as it is.
+        attention: whether operands and results of attention are encoded too.
         attention_format: the format of those. INT8 by default: the backward of attention exponentiates q k' again, which
             turns E4M3's relative error into a factor (measured on the demo: gradients of k at 10 dB, against 23 in INT8).
         min_numel: tensors with fewer elements stay as they are.
@@ -108,7 +110,8 @@ class Saved(Group):
     format: str = "auto"
     bits: Any = "off"
     group_size: int = 128
-    attention: bool | str = True
+    max_cost: float | str = "any"
+    attention: bool = True
     attention_format: str = "int8"
     min_numel: int = 4096
 
@@ -186,7 +189,7 @@ class Debug(Group):
         check: "first_step": compare the gradients of the first training step with those of an exact one beside it, and
             warn by name of each that is off (fp8compile/compiler/first_step.py); "off". Like ``dump`` it looks on: it
             changes no code that is compiled, so it is no part of what makes recipes equal, nor of cache keys.
-        device_rates: the device whose rates decide what is "auto" in ``linears.mode``, ``saved.attention``,
+        device_rates: the device whose rates decide what is "auto" in ``linears.mode``, what ``saved.max_cost`` leaves, and
             ``memory.offload``: "device" (the one that the graph runs on), "h100", "h200", "b200" or "mi300x"
             (fp8compile/cost/device_rates.py).
     """

@@ -33,11 +33,14 @@ SCALES_OF = {
 }
 IN_BLOCKS = ("blockwise", "mxfp8")
 
-OR_AUTO = ("fp32.observe", "saved.attention")  # "auto", True or False
+OR_AUTO = ("fp32.observe",)  # "auto", True or False
 
 ISLANDS = ("auto", "policy", "off")
 
-BOOLEANS = tuple(f"linears.{name}" for name in ("emulate", "cache_weights", "merge_dgrads", "smooth_swiglu"))
+BOOLEANS = (
+    *(f"linears.{name}" for name in ("emulate", "cache_weights", "merge_dgrads", "smooth_swiglu")),
+    "saved.attention",
+)
 
 COUNTS = {"saved.group_size": (16, 65536), "linears.amax_history_len": (1, 1024), "linears.margin": (0, 8)}
 
@@ -102,9 +105,14 @@ def _is_chunks(value: object) -> bool:
     return value in ("off", "auto") or (_is_int(value) and 2 <= value <= 64)  # type: ignore[operator]
 
 
+def _is_cost(value: object) -> bool:
+    return value == "any" or (_is_number(value) and 0.0 <= value < float("inf"))  # type: ignore[operator]
+
+
 # Fields that are neither a choice nor a count: what they may be, and how that is said.
 OTHERS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "memory.chunk_logits": (_is_chunks, "'off', 'auto' or a number of chunks from 2 to 64"),
+    "saved.max_cost": (_is_cost, "'any', or a share of a value's worth >= 0.0"),
     "saved.min_numel": (lambda value: _is_int(value) and value >= 0, "a number of elements >= 0"),
     "debug.dump": (lambda value: value is None or isinstance(value, str), "the path of a folder"),
 }

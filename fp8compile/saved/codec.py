@@ -1,25 +1,17 @@
-"""Which codec the recipe names for a saved value, and whether a value of attention's is worth one."""
+"""Which codec the recipe names for a saved value."""
 
 from __future__ import annotations
 
 from torch.fx import Node
 
 from fp8compile.analysis.linears import BATCHED
-from fp8compile.cost.device_rates import RATES
 from fp8compile.fx.graph import SPLICED, storage_root
 from fp8compile.fx.ops import is_of_attention, is_view
 from fp8compile.fx.partition import SavedTensor
 from fp8compile.numerics import E4M3, INT8, Groupwise
-from fp8compile.recipe.rates import device_name, rates_for
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.saved.attention_cost import price_of
 from fp8compile.saved.format import format_by_use
 from fp8compile.saved.rows import row_dims_of
-
-UNKNOWN = (
-    "saved.attention='auto' knows no rates of {device}: name a device in Recipe.debug.device_rates ({known}), or set "
-    "saved.attention to True or False"
-)
 
 
 def format_name(edge: SavedTensor, recipe: Recipe) -> str:
@@ -38,16 +30,6 @@ def codec_for(edge: SavedTensor, recipe: Recipe) -> tuple[Groupwise, str]:
 def belongs_to_attention(edge: SavedTensor) -> bool:
     """Whether a tensor is an operand or the result of fused attention, or of the batched matmuls it is made of."""
     return is_of_attention(storage_root(edge.forward)) or _feeds_attention(edge.backward)
-
-
-def does_not_pay(edge: SavedTensor, recipe: Recipe) -> str | None:
-    """Why a tensor of attention's is not stored under "auto"; None where storing it pays."""
-    device = edge.forward.meta["val"].device
-    rates = rates_for(device, recipe)
-    if rates is None:
-        return UNKNOWN.format(device=device_name(device), known=", ".join(RATES))
-    price = price_of(edge, recipe.saved.group_size, rates)
-    return None if price.pays else price.reason(rates.name)
 
 
 def _feeds_attention(value: Node) -> bool:

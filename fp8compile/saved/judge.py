@@ -1,8 +1,8 @@
 """How one saved value is stored, or why it stays as it is: what ``encode_saved`` places, decided on both graphs.
 
 exact    masks as bits, integers that are proven to be small in fewer bytes
-left     no floating-point activation, small, a statistic, in FP32 on purpose, or without an argument that gradients answer
-         its error with a small one (``fp8compile/analysis/sensitivity``)
+left     no floating-point activation, small, a statistic, in FP32 on purpose, without an argument that gradients answer
+         its error with a small one (``fp8compile/analysis/sensitivity``), or not worth its time (``allowance.py``)
 a byte   in the recipe's format, or by use (``format.py``)
 fewer    what ``Recipe.saved.bits`` chose for the value, else what the recipe names for all (``bits_by_use.py``)
 """
@@ -42,9 +42,10 @@ from fp8compile.numerics.groups import Groups
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.saved_bits import ONE_BYTE, WHOLE, SavedValue
 from fp8compile.saved.about import About, about
+from fp8compile.saved.allowance import Allowance
 from fp8compile.saved.attention_result import is_read_by_attention, tokens_of
 from fp8compile.saved.bits_by_use import few_bits_of
-from fp8compile.saved.codec import belongs_to_attention, codec_for, does_not_pay, format_name
+from fp8compile.saved.codec import belongs_to_attention, codec_for, format_name
 from fp8compile.saved.format import is_compared_with_zero
 from fp8compile.saved.integers import in_fewer_bytes, is_wide_integer
 from fp8compile.saved.keys import keys_of
@@ -79,6 +80,7 @@ class Judge:
         self.sources = sources(split.fw.graph, split.static)
         self.user_fp32 = user_fp32(split.fw.graph, split.static)
         self.sensitivity = Sensitivity(split)
+        self._allowance = Allowance(split)
         self._edges: dict[Node, Sides | None] = {}
         self.keys = keys_of(split, ctx) if ctx.measures_saved or ctx.recipe.saved.bits != "off" else {}
 
@@ -123,8 +125,10 @@ class Judge:
         return None if bits == "off" or edge.forward not in self.keys else bits.find(self.keys[edge.forward])
 
     def _stored_as(self, edge: SavedTensor, codec: Groupwise, why: str) -> Stored | str:
-        """In the bits that are chosen for this value, or for all."""
+        """In the bits that are chosen for this value, or for all; the reason where codes take too long."""
         recipe, chosen = self.ctx.recipe_at(_path(edge)), self.was_chosen(edge)
+        if reason := self._allowance.reason_against(edge, recipe):
+            return reason
         if chosen is not None and chosen.chosen == WHOLE:
             return KEPT.format(dict(chosen.choices)[ONE_BYTE].error)
         name = chosen.chosen if chosen else format_name(edge, recipe)
@@ -279,10 +283,9 @@ class Judge:
         path = _path(edge)
         if reason := self.ctx.skip_reason(path, "saved.format", ("skip",)):
             return reason
-        recipe = self.ctx.recipe_at(path)
-        if recipe.saved.attention is True or not belongs_to_attention(edge):
+        if self.ctx.recipe_at(path).saved.attention or not belongs_to_attention(edge):
             return None
-        return does_not_pay(edge, recipe) if recipe.saved.attention else "Recipe.saved.attention is off"
+        return "Recipe.saved.attention is off"
 
 
 def _joined(*remarks: str) -> str:

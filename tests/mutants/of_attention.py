@@ -8,7 +8,7 @@ UNIT_SUMS = "fp8compile/numerics/unit_sums.py"
 SOFTMAX = "fp8compile/analysis/softmax.py"
 CENTRING, RESULT = "fp8compile/numerics/centring.py", "fp8compile/saved/attention_result.py"
 OF_CENTRE, OF_RESULT = ("tests/numerics/test_centring.py",), ("tests/saved/test_attention_result.py",)
-COST, OF_COST = "fp8compile/saved/attention_cost.py", ("tests/saved/test_attention_cost.py",)
+OF_PRICE = ("tests/saved/test_price.py",)
 OF_SUMS, OF_SOFTMAX = ("tests/numerics/test_unit_sums.py",), ("tests/analysis/test_softmax.py",)
 OF_PASS = ("tests/passes/test_encode_saved_sums.py",)
 
@@ -97,35 +97,11 @@ ATTENTION = (
         ("tests/passes/test_encode_saved_centre.py",),
     ),
     Mutant(
-        "attention cost: decodes are free",
-        COST,
-        "if all(map(_is_generated, readers(edge.backward))):",
-        "if True:",
-        OF_COST,
-    ),
-    Mutant(
-        "attention cost: encodes are free",
-        COST,
-        "if not _meets_generated_kernel(edge.forward):",
-        "if False:",
-        OF_COST,
-    ),
-    Mutant(
-        "attention cost: all keys of a causal one",
+        "price: all keys of a causal one",
         "fp8compile/cost/op_cost.py",
         '(0.5 if argument_of(node, "is_causal", False) else 1.0)',
         "1.0",
-        (*OF_COST, "tests/cost/test_op_cost.py"),
-    ),
-    Mutant(
-        "attention cost: nothing has a worth", COST, "self.us <= max(self.worth_us, 0.0)", "self.us <= 0.0", OF_COST
-    ),
-    Mutant(
-        "encode_saved: auto stores all of attention",
-        "fp8compile/saved/judge.py",
-        "if recipe.saved.attention is True or",
-        "if recipe.saved.attention or",
-        OF_COST,
+        (*OF_PRICE, "tests/cost/test_op_cost.py"),
     ),
     Mutant(
         "validation: 1 is True",

@@ -76,8 +76,8 @@ def step(model: nn.Module, args: tuple[Tensor, ...], **options: object) -> tuple
     ],
 )
 def test_no_number_changes(name: str, codegen: str, preset: str) -> None:
-    """On a CPU "speed" has no FP8 linears: it is "exact" there. Where Inductor fuses another cut otherwise, as with masks
-    and indices, its kernels add up in another order."""
+    """On a CPU "speed" has no FP8 linears, and no rates to price codes with: it is "exact" there. Where Inductor fuses
+    another cut otherwise, as with masks and indices, its kernels add up in another order."""
     model, args = CASES[name]()
     options = {"debug.codegen": codegen, "fp32.observe": False}
     plain, _ = step(model, args, preset="off", **options)

@@ -24,7 +24,8 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], str]] = [
     ({"linears": "off", "linears.scaling": "delayed", "linears.margin": 4}, "margin"),
     ({"linears.amax_history_len": 64}, "amax_history_len"),
     ({"linears": "off", "linears.margin": 4}, "margin"),
-    ({"saved": "off", "saved.attention": "auto"}, "saved.attention"),
+    ({"saved": "off", "saved.attention": False}, "saved.attention"),
+    ({"saved": "exact", "saved.max_cost": 0.5}, "saved.max_cost"),
     ({"saved": "exact", "saved.bits": SavedBits(())}, "saved.bits"),
     ({"saved": "off", "saved.attention_format": "4bit"}, "saved.attention_format"),
     ({"saved.attention": False, "saved.attention_format": "4bit"}, "saved.attention_format"),
@@ -94,8 +95,8 @@ def test_what_cannot_be_meant_is_refused_in_one_line(call: Callable[[], Any], va
     assert value in text and fix in text and len(text.splitlines()) == 1
 
 
-def test_there_are_forty() -> None:
-    assert len(WITHOUT_EFFECT) + len(REFUSED) == 40
+def test_there_are_forty_one() -> None:
+    assert len(WITHOUT_EFFECT) + len(REFUSED) == 41
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from fp8compile.recipe.saved_bits import SavedBits
 
 def test_every_preset_builds_and_differs_only_where_it_says() -> None:
     assert Recipe.preset("default") == Recipe()
-    assert Recipe.preset("speed") == Recipe(saved="exact")
+    assert Recipe.preset("speed") == Recipe(saved={"max_cost": 0.2})
     assert Recipe.preset("memory") == Recipe(memory={"budget": 0.7, "chunk_logits": "auto"})
     assert Recipe.preset("exact") == Recipe(linears="off", saved="exact")
     assert Recipe.preset("off").saved.format == "off" and Recipe.preset("off").linears.mode == "off"
@@ -36,8 +36,8 @@ def test_the_key_knows_every_field_but_those_that_look_on() -> None:
         "linears.margin": 2, "linears.cache_weights": True,
         "linears.merge_dgrads": True, "linears.smooth_swiglu": True,
         "linears.skip": ("head",), "linears.emulate": True,
-        "saved.format": "int8", "saved.bits": SavedBits(()), "saved.group_size": 64, "saved.attention": False,
-        "saved.attention_format": "e4m3", "saved.min_numel": 1,
+        "saved.format": "int8", "saved.bits": SavedBits(()), "saved.group_size": 64, "saved.max_cost": 0.5,
+        "saved.attention": False, "saved.attention_format": "e4m3", "saved.min_numel": 1,
         "memory.budget": 0.5, "memory.card_gib": 80.0, "memory.offload": "auto", "memory.chunk_logits": 8,
         "fp32.islands": "off", "fp32.keep": ("a",), "fp32.observe": True,
         "debug.codegen": "eager", "debug.inductor": {"debug": True}, "debug.device_rates": "h100",
@@ -72,8 +72,11 @@ def test_the_key_knows_every_field_but_those_that_look_on() -> None:
         ({"saved.group_size": 8}, "group_size must be an integer from 16 to 65536, not 8"),
         ({"saved.group_size": 128.0}, "group_size must be an integer"),
         ({"saved.min_numel": -1}, "saved.min_numel must be a number of elements >= 0, not -1"),
-        ({"saved.attention": "yes"}, "saved.attention must be 'auto', True or False, not 'yes'"),
-        ({"saved.attention": 1}, "saved.attention must be 'auto', True or False, not 1"),
+        ({"saved.attention": "auto"}, "saved.attention must be True or False, not 'auto'"),
+        ({"fp32.observe": 1}, "fp32.observe must be 'auto', True or False, not 1"),
+        ({"saved.max_cost": "all"}, "saved.max_cost must be 'any', or a share of a value's worth >= 0.0, not 'all'"),
+        ({"saved.max_cost": -0.1}, "saved.max_cost must be 'any', or a share of a value's worth >= 0.0, not -0.1"),
+        ({"saved.max_cost": True}, "saved.max_cost must be 'any', or a share of a value's worth >= 0.0, not True"),
         ({"memory": 1.5}, "memory.budget must be a fraction of the default's peak, 0.0 ... 1.0, or bytes"),
         ({"memory": "fit"}, "memory.budget='fit' has to know the device's memory: set Recipe.memory.card_gib"),
         (

@@ -22,6 +22,12 @@ from tests.support.measure import LlamaLayer
 
 PLAIN, STORAGE, CONSERVATIVE, LINEARS, BOTH = "inductor", "storage_only", "storage_16bit_attention", "linears", "both"
 DEFAULT = "default"  # BOTH, but linears that FP8 is predicted to slow down stay
+DEFAULT_WORTH = "default_worth"  # and what codes are predicted to take longer for than it is worth
+SPEED = "speed"  # or than a fifth of that
+STORAGE_WORTH, STORAGE_SPEED = (
+    "storage_worth",
+    "storage_speed",
+)  # STORAGE alike: at its worth, and at SPEED's share of it
 ROWS = "storage_16bit_attention_rows"  # CONSERVATIVE with a group for each row of BASE: one kernel with a norm's sums
 LINEARS_CACHED = "linears_cached"  # LINEARS, but weights come encoded
 DELAYED = "linears_delayed"  # LINEARS with scales known before their tensors
@@ -29,13 +35,18 @@ CACHED = "linears_delayed_cached"  # and weights that come encoded
 MERGED = "linears_delayed_cached_merged"  # and one dgrad for q, k and v, one for gate and up
 BOTH_CACHED = "both_16bit_attention_delayed_cached"  # CACHED and CONSERVATIVE
 BOTH_MERGED = "both_16bit_attention_delayed_cached_merged"  # MERGED and CONSERVATIVE
+ON_AN_H200 = {"device_rates": "h200"}  # whose kernels were read, so that times are predicted for it
 RECIPES: Mapping[str, Recipe] = {
     STORAGE: Recipe(linears="off"),
     CONSERVATIVE: Recipe(linears="off", saved={"attention": False}),
     ROWS: Recipe(linears="off", saved={"attention": False, "group_size": 768}),
     LINEARS: Recipe(linears="tensorwise", saved="off"),
     BOTH: Recipe(linears="tensorwise"),
-    DEFAULT: Recipe(),
+    DEFAULT: Recipe(debug=ON_AN_H200),
+    DEFAULT_WORTH: Recipe(saved={"max_cost": 1.0}, debug=ON_AN_H200),
+    SPEED: Recipe.preset("speed", debug=ON_AN_H200),
+    STORAGE_WORTH: Recipe(linears="off", saved={"max_cost": 1.0}, debug=ON_AN_H200),
+    STORAGE_SPEED: Recipe.preset("speed", linears="off", debug=ON_AN_H200),
     LINEARS_CACHED: Recipe(linears={"mode": "tensorwise", "cache_weights": True}, saved="off"),
     DELAYED: Recipe(linears={"mode": "tensorwise", "scaling": "delayed"}, saved="off"),
     CACHED: Recipe(linears={"mode": "tensorwise", "scaling": "delayed", "cache_weights": True}, saved="off"),

@@ -58,7 +58,7 @@ def assembled(name: str) -> dict[str, Any]:
     graph, _ = lowered_chunk(chunks[0])
     found = together(graph, chunks[0][0])
     widths = "8" if found.elements == 2 else "8|16"  # two codes are 16 bits
-    narrow = re.findall(rf"ld\.global\.L1::evict_first\S*\.b(?:{widths})\b", found.ptx)
+    narrow = re.findall(rf"ld\.global(?:\.L1::evict_first\S*)?\.b(?:{widths})\b", found.ptx)
     each = instructions(found.code).total() / found.elements
     usage = {"instructions": each, "registers": found.registers, "spilled": found.spilled, "narrow": len(narrow)}
     return {"launches": len(graph.launches), "elements": found.elements, **usage}

@@ -23,7 +23,7 @@ from tests.support.experts import Experts
 
 from . import fake_h100
 from .kernel_cost import cost_of
-from .layers import BOTH, PLAIN, STORAGE, BertLayer, Layer
+from .layers import BOTH, PLAIN, SPEED, STORAGE, STORAGE_WORTH, BertLayer, Layer
 from .lowering import LoweredGraph, lower
 from .measures import given, print_json
 from .on_cuda import JOINT_PASS, to_cuda
@@ -33,6 +33,7 @@ from .run_linears import LABEL
 DROPOUT = 0.1
 SMALL, REAL = {"hidden": 256, "ffn": 768, "heads": 4}, {"hidden": 2048, "ffn": 5632, "heads": 16}
 ARMS = {"plain": PLAIN, "storage": STORAGE, "storage and linears": BOTH}
+MORE = {"storage, `max_cost=1`": STORAGE_WORTH, "`speed`": SPEED}  # that small sizes say nothing of
 Made = tuple[nn.Module, tuple[Tensor, ...]]
 
 
@@ -131,7 +132,7 @@ def report(*, whole: bool) -> dict[str, Any]:
     setups: dict[str, Any] = {}
     for name, make in SETUPS.items():
         setups[name] = {}
-        for arm, pipeline in ARMS.items():
+        for arm, pipeline in (ARMS | MORE if whole else ARMS).items():
             module, args = make(batch, seq, sizes)
             setups[name][arm] = told(lowered(module, args, pipeline), args[0], priced=whole)
             print(name, arm, setups[name][arm], file=sys.stderr, flush=True)

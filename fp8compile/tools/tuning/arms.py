@@ -22,6 +22,7 @@ OFF = Recipe.preset("off")  # what stands for plain Inductor where a recipe is a
 WITH_FP8: Mapping[str, Any] = {
     "storage": {"linears": "off"},
     "linears": {"linears": "tensorwise", "saved": "off"},
+    "speed": "speed",
     "default": "default",
     "delayed": {"linears.scaling": "delayed"},
     "few_bits": {"saved": "4bit"},

@@ -1,0 +1,166 @@
+"""What storing a value as codes costs and what its bytes are worth, predicted (``Recipe.saved.max_cost``).
+
+Cost: what kernels take more than with the value left in its dtype, V bytes, where codes and scales are C bytes.
+
+    encode    + C, in the generated kernel that writes the value, or that reads it in the forward;
+              apart, with a launch, where there is none, or where it sums rows, as norms do: groups are no rows
+              - V where plain Inductor writes the value for the backward alone
+    decode    C - V in each generated kernel that reads it in the backward;
+              C + V apart, with a launch, where a matmul or attention reads it
+
+Each is the difference of a kernel's predicted times with and without that (``fp8compile/cost/generated.py``): bytes that move
+behind instructions cost nothing, and the other way round. An element takes ``ENCODE`` and ``DECODE`` instructions: so many
+more had the kernels of BERT, ViT and Llama layers lowered for an H100.
+
+Worth: the time in which these bytes could be had otherwise. A value need not be kept at all if the product that made it is
+multiplied anew in the backward, which frees V bytes. With F operations for an element of it,
+
+    worth = F elements / rate * (V - C) / V
+
+A Llama-2-7B's linears have F = 2 * 4,096, a BERT-base's 2 * 768; attention's result 4 for each key, 2 if it is causal.
+
+Assumed: that a product which is multiplied anew reads what is kept in any case, and that no other value of the same kernels
+becomes codes. A value of which no product is known is worth nothing: it is stored where that costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from fp8compile import _torch as private
+from fp8compile.cost.device_rates import MICRO, TERA, DeviceRates
+from fp8compile.cost.generated import Kernels, is_generated, kernel_of, loaded, looked_at, time_of
+from fp8compile.cost.op_cost import CONVOLUTION, flops, flops_an_element
+from fp8compile.fx.graph import nbytes, numel, sizes_in_memory, storage_root
+from fp8compile.fx.ops import contracts, is_attention, is_pointwise, is_split, is_view, opname, readers
+from fp8compile.fx.partition import PartitionedGraph, SavedTensor
+from fp8compile.numerics import Groupwise
+from fp8compile.saved.rows import row_dims_of
+
+ENCODE, DECODE = 12, 15  # lane instructions an element
+
+
+@dataclass(frozen=True)
+class Price:
+    """Of one value, predicted.
+
+    Attributes:
+        us: what encoding and decoding take more than leaving it in its dtype, in microseconds; below 0 where they take less.
+        worth_us: what the bytes are worth that are saved.
+        saved: these bytes.
+    """
+
+    us: float
+    worth_us: float
+    saved: int
+
+    def pays(self, max_cost: float) -> bool:
+        """Whether to store it, at so large a share of its worth at most."""
+        return self.us <= max_cost * self.worth_us
+
+    def reason(self, max_cost: float, device: str) -> str:
+        """Why it is not stored."""
+        return (
+            f"codes would take {self.us:.3g} us, more than {max_cost:g} of the {self.worth_us:.3g} us that making "
+            f"{self.saved} bytes of it again takes (predicted for {device})"
+        )
+
+
+class Prices:
+    """Prices of what a graph saves, on one device.
+
+    Args:
+        split: forward and backward before anything is encoded.
+        rates: of the device.
+    """
+
+    def __init__(self, split: PartitionedGraph, rates: DeviceRates) -> None:
+        self.rates = rates
+        self._forward = Kernels(split.fw.graph)
+        self._backward = Kernels(split.bw.graph, {edge.backward for edge in split.edges})
+        self._returned = {storage_root(n) for n in split.user_outputs if isinstance(n, Node)}
+
+    def of(self, edge: SavedTensor, group_size: int) -> Price:
+        """The price of storing a value as one-byte codes with a scale for each group."""
+        value = edge.forward.meta["val"]
+        codes = Groupwise(group_size=group_size, row_dims=row_dims_of(edge)).nbytes(sizes_in_memory(value))
+        us = self._encode_us(storage_root(edge.forward), codes) + self._decode_us(edge.backward, codes)
+        saved = nbytes(value) - codes
+        return Price(us, _us_to_make(edge.forward, self.rates) / nbytes(value) * saved, saved)
+
+    def _encode_us(self, made: Node, codes: int) -> float:
+        near = [n for n in (made, *readers(made)) if is_generated(n)]
+        instructions = ENCODE * numel(made.meta["val"])
+        if not near:
+            return self._apart(nbytes(made.meta["val"]) + codes, instructions)
+        kernel = self._forward.around(near[0])
+        freed = nbytes(made.meta["val"]) if self._is_for_the_backward_alone(made, kernel.nodes) else 0
+        if not kernel.sums_rows:
+            return kernel.us(self.rates, codes - freed, instructions) - kernel.us(self.rates)
+        again = kernel_of(frozenset(_pointwise_behind(made, kernel.nodes)))
+        read = sum(map(nbytes, loaded(again.nodes).values())) or nbytes(made.meta["val"])
+        left = kernel.us(self.rates, -freed) - kernel.us(self.rates)
+        return left + self._apart(read + codes, again.instructions + instructions)
+
+    def _is_for_the_backward_alone(self, made: Node, nodes: frozenset[Node]) -> bool:
+        """Whether plain Inductor writes a value to memory only because the backward reads it."""
+        others = (n for n in readers(made) if n.op != "output")
+        return made in nodes and made not in self._returned and all(n in nodes for n in others)
+
+    def _decode_us(self, used: Node, codes: int) -> float:
+        value, reading = used.meta["val"], list(readers(used))
+        whole, instructions = nbytes(value), DECODE * numel(value)
+        if not all(map(is_generated, reading)):
+            return self._apart(codes + whole, instructions)
+        kernels = {kernel.nodes: kernel for kernel in map(self._backward.around, reading)}.values()
+        return sum(each.us(self.rates, codes - whole, instructions) - each.us(self.rates) for each in kernels)
+
+    def _apart(self, num_bytes: float, instructions: float) -> float:
+        return time_of(self.rates, num_bytes, instructions) + self.rates.gap
+
+
+def _pointwise_behind(made: Node, nodes: frozenset[Node]) -> set[Node]:
+    """What a value is computed from in its kernel without a reduction, and the value if it is."""
+    found = {made} if made in nodes else set[Node]()
+    waiting = list(found)
+    while waiting:
+        node = waiting.pop()
+        new = {n for n in map(looked_at, node.all_input_nodes) if n in nodes and is_pointwise(n)} - found
+        found |= new
+        waiting += new
+    return found
+
+
+def _us_to_make(made: Node, rates: DeviceRates) -> float:
+    """Microseconds of the products that a value is computed from through generated operations; 0 where there are none."""
+    elements = numel(made.meta["val"])
+    return sum(_us_of(node, elements, rates) for node in _nearest(storage_root(made)))
+
+
+def _nearest(root: Node) -> set[Node]:
+    """What a value is computed from through generated operations and parts of tuples of views, and is neither."""
+    found, seen, waiting = set[Node](), {root}, [root]
+    while waiting:
+        node = waiting.pop()
+        split = is_split(node) or (node.target is private.getitem and is_split(node.all_input_nodes[0]))
+        if not (split or is_pointwise(node) or is_view(node)):
+            found.add(node)
+            continue
+        new = [n for n in node.all_input_nodes if n not in seen]
+        seen.update(new)
+        waiting += new
+    return found
+
+
+def _us_of(node: Node, elements: int, rates: DeviceRates) -> float:
+    """Of ``elements`` of a product's result; 0 for what is none."""
+    result = node.all_input_nodes[0] if node.target is private.getitem else node
+    if is_attention(result) and result is not node:
+        return flops_an_element(result) * elements / (rates.attention * TERA) / MICRO
+    if not contracts(node) or is_attention(node) or opname(node) == "convolution_backward":
+        return 0.0
+    each = flops(node) / numel(node.meta["val"]) if opname(node) == CONVOLUTION else flops_an_element(node)
+    rate = rates.fp8 if opname(node) == "_scaled_mm" else rates.bf16
+    return each * elements / (rate * TERA) / MICRO

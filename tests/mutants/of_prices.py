@@ -1,0 +1,66 @@
+"""Faults in what codes of a saved value are predicted to cost, and in what is left for that."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+PRICE, KERNELS = "fp8compile/saved/price.py", "fp8compile/cost/generated.py"
+OF_PRICE, OF_KERNELS = ("tests/saved/test_price.py",), ("tests/cost/test_generated.py",)
+
+PRICES = (
+    Mutant(
+        "price: encodes by themselves are free",
+        PRICE,
+        'return self._apart(nbytes(made.meta["val"]) + codes, instructions)',
+        "return 0.0",
+        OF_PRICE,
+    ),
+    Mutant(
+        "price: decodes for matmuls are free",
+        PRICE,
+        "return self._apart(codes + whole, instructions)",
+        "return 0.0",
+        OF_PRICE,
+    ),
+    Mutant("price: nothing has a worth", PRICE, "self.us <= max_cost * self.worth_us", "self.us <= 0.0", OF_PRICE),
+    Mutant("price: a norm's kernel encodes", PRICE, "if not kernel.sums_rows:", "if True:", OF_PRICE),
+    Mutant(
+        "price: plain writes nothing for the backward",
+        PRICE,
+        "if self._is_for_the_backward_alone(made, kernel.nodes) else 0",
+        "if False else 0",
+        OF_PRICE,
+    ),
+    Mutant("price: instructions of encodes are free", PRICE, 'ENCODE * numel(made.meta["val"])', "0", OF_PRICE),
+    Mutant(
+        "encode_saved: whatever it costs",
+        "fp8compile/saved/judge.py",
+        "if reason := self._allowance.reason_against(edge, recipe):",
+        "if reason := None:",
+        OF_PRICE,
+    ),
+    Mutant(
+        "generated: one kernel on both sides of a product",
+        KERNELS,
+        "is_generated(n) and self._products[n] in allowed",
+        "is_generated(n)",
+        OF_KERNELS,
+    ),
+    Mutant(
+        "generated: what is saved is made apart",
+        KERNELS,
+        "{products, 0} if self.is_backward",
+        "{products} if self.is_backward",
+        OF_KERNELS,
+    ),
+    Mutant(
+        "generated: instructions wait for bytes",
+        KERNELS,
+        "max(num_bytes / rates.copy, instructions / rates.lanes)",
+        "(num_bytes / rates.copy + instructions / rates.lanes)",
+        OF_KERNELS,
+    ),
+    Mutant(
+        "generated: a table joins all that read it", KERNELS, " and _size(operand) >= _size(node)", "", OF_KERNELS
+    ),
+)
