@@ -86,21 +86,22 @@ class Prices:
         """The price of storing a value as one-byte codes with a scale for each group."""
         value = edge.forward.meta["val"]
         codes = Groupwise(group_size=group_size, row_dims=row_dims_of(edge)).nbytes(sizes_in_memory(value))
-        us = self._encode_us(storage_root(edge.forward), codes) + self._decode_us(edge.backward, codes)
+        us = self._encode_us(edge.forward, codes) + self._decode_us(edge.backward, codes)
         saved = nbytes(value) - codes
         return Price(us, _us_to_make(edge.forward, self.rates) / nbytes(value) * saved, saved)
 
-    def _encode_us(self, made: Node, codes: int) -> float:
+    def _encode_us(self, saved: Node, codes: int) -> float:
+        made, value = storage_root(saved), saved.meta["val"]
         near = [n for n in (made, *readers(made)) if is_generated(n)]
-        instructions = ENCODE * numel(made.meta["val"])
+        whole, instructions = nbytes(value), ENCODE * numel(value)
         if not near:
-            return self._apart(nbytes(made.meta["val"]) + codes, instructions)
+            return self._apart(whole + codes, instructions)
         kernel = self._forward.around(near[0])
         freed = nbytes(made.meta["val"]) if self._is_for_the_backward_alone(made, kernel.nodes) else 0
         if not kernel.sums_rows:
             return kernel.us(self.rates, codes - freed, instructions) - kernel.us(self.rates)
         again = kernel_of(frozenset(_pointwise_behind(made, kernel.nodes)))
-        read = sum(map(nbytes, loaded(again.nodes).values())) or nbytes(made.meta["val"])
+        read = sum(map(nbytes, loaded(again.nodes).values())) or whole
         left = kernel.us(self.rates, -freed) - kernel.us(self.rates)
         return left + self._apart(read + codes, again.instructions + instructions)
 

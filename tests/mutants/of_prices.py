@@ -11,7 +11,7 @@ PRICES = (
     Mutant(
         "price: encodes by themselves are free",
         PRICE,
-        'return self._apart(nbytes(made.meta["val"]) + codes, instructions)',
+        "return self._apart(whole + codes, instructions)",
         "return 0.0",
         OF_PRICE,
     ),
@@ -31,7 +31,7 @@ PRICES = (
         "if False else 0",
         OF_PRICE,
     ),
-    Mutant("price: instructions of encodes are free", PRICE, 'ENCODE * numel(made.meta["val"])', "0", OF_PRICE),
+    Mutant("price: instructions of encodes are free", PRICE, "ENCODE * numel(value)", "0", OF_PRICE),
     Mutant(
         "encode_saved: whatever it costs",
         "fp8compile/saved/judge.py",
