@@ -30,6 +30,8 @@ WAYS = {
     PLAIN: "plain Inductor",
     DEFAULT: "ours",
     "storage": "ours, storage only",
+    "worth": "ours, codes at their worth",
+    "speed": "ours, `speed`",
     "linears": "ours, linears only",
     "delayed": "ours, delayed scales",
     "merged": "ours, delayed scales, merged dgrads",
