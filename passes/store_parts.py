@@ -18,7 +18,7 @@ import torch
 from torch.fx import Graph, Node
 
 from fp8compile.fx.graph import SPLICED, is_static, is_tensor
-from fp8compile.fx.ops import argument_of, computed_from, is_pointwise, is_reduction, readers
+from fp8compile.fx.ops import argument_of, computed_from, is_generated, is_pointwise, readers
 from fp8compile.fx.parts import JOINED
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes
@@ -69,4 +69,4 @@ def _is_stored(node: Node) -> bool:
     An encode reads it twice, for the amax and for the codes, and would compute all parts each time.
     """
     users = [user for user in readers(node) if SPLICED not in user.meta]
-    return not any(is_pointwise(user) or is_reduction(user) for user in users)
+    return not any(map(is_generated, users))

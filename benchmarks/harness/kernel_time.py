@@ -17,7 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-BYTES, LANES, SLOW = 4.2e12, 2.5e13, 4.2e12  # a second
+from fp8compile.cost.device_rates import LANES as LANES_OF_ALL
+from fp8compile.cost.device_rates import TERA
+
+BYTES, LANES, SLOW = 4.2e12, LANES_OF_ALL * TERA, 4.2e12  # a second
 LAUNCH, WARPS = 2.6, 20  # microseconds; of the 64 that a multiprocessor holds
 
 

@@ -98,7 +98,7 @@ def row_of(case: str, pipeline: str) -> dict[str, Any]:
     row["us"] = sum(times * cost.us for _, times, cost in kernels) + called_us + calls * LAUNCH
     row["bytes_us"] = sum(times * cost.by_resource["bytes_us"] for _, times, cost in kernels) + called_us
     row["matmuls_us"] = sum(matmuls_us(of_half) for _, of_half in counted)
-    row["kept"] = kept(graphs, CASES[case].empty()[1][0])
+    row["kept"] = kept(graphs, (CASES[case].batch, CASES[case].seq, CASES[case].hidden))
     row["partial_sums"] = sum(graph.partial_sums for graph in graphs)
     named = [{"kernel": name, "times": times, **cost.figures} for name, times, cost in kernels]
     return row | {"kernels": named}
@@ -124,9 +124,9 @@ def document(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def with_others(rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
     """These rows and those of a file that are not among them, layer by layer in the order of ``NAMES``."""
-    names = list(NAMES.values())
+    names, layers = list(NAMES.values()), list(CASES)
     found = json.loads(path.read_text())["rows"] if path.exists() else []
-    by_place = {(LAYERS.index(row["layer"]), names.index(row["pipeline"])): row for row in (*found, *rows)}
+    by_place = {(layers.index(row["layer"]), names.index(row["pipeline"])): row for row in (*found, *rows)}
     return [by_place[place] for place in sorted(by_place)]
 
 

@@ -23,7 +23,7 @@ from torch.fx import Graph, Node
 from fp8compile import _torch as private
 from fp8compile.cost.device_rates import MICRO, TERA, DeviceRates
 from fp8compile.fx.graph import is_tensor, nbytes, numel, size_hint
-from fp8compile.fx.ops import contracts, is_pointwise, is_reduction, is_view_or_part, opname, readers
+from fp8compile.fx.ops import contracts, is_generated, is_reduction, is_view_or_part, opname, readers
 
 # Lane instructions an element, as disassembled for sm_90; an operation that is not named here takes one.
 INSTRUCTIONS: Mapping[str, float] = {
@@ -141,11 +141,6 @@ def loaded(nodes: Collection[Node]) -> dict[Node, Tensor]:
     return found
 
 
-def is_generated(node: Node) -> bool:
-    """Whether Inductor generates what an operation takes."""
-    return is_pointwise(node) or is_reduction(node)
-
-
 def looked_at(node: Node) -> Node:
     """What a view, a part of a tuple, or a view of one shows."""
     while is_view_or_part(node) or node.target is private.getitem:
@@ -172,6 +167,5 @@ def _values(node: Node) -> tuple[Tensor, ...]:
 
 
 def _instructions(node: Node) -> float:
-    of = [n.meta["val"] for n in node.all_input_nodes if is_tensor(n)] if is_reduction(node) else []
-    elements = max(map(numel, (*of, *_values(node))), default=0)
+    elements: int = max(map(_size, (node, *(node.all_input_nodes if is_reduction(node) else ()))))
     return INSTRUCTIONS.get(opname(node), 1.0) * elements

@@ -188,14 +188,23 @@ def is_reduction(node: Node) -> bool:
     return torch.Tag.reduction in getattr(node.target, "tags", ()) or opname(node) in REDUCTIONS
 
 
-def computed_from(node: Node) -> Iterator[Node]:
-    """What a value is computed from through pointwise operations and views, up to and including the first that is neither."""
+def is_generated(node: Node) -> bool:
+    """Whether Inductor generates a kernel for an operation, which may hold others too."""
+    return is_pointwise(node) or is_reduction(node)
+
+
+def computed_from(node: Node, *, parts: bool = False) -> Iterator[Node]:
+    """What a value is computed from through pointwise operations and views, up to and including the first that is neither.
+
+    ``parts``: through parts of tuples of views too.
+    """
+    passes = is_view_or_part if parts else is_view
     seen, open_ = {node}, [node]
     while open_:
         for parent in open_.pop().all_input_nodes:
             if parent not in seen:
                 yield parent
-                open_ += [parent] if is_pointwise(parent) or is_view(parent) else []
+                open_ += [parent] if is_pointwise(parent) or passes(parent) else []
             seen.add(parent)
 
 
@@ -211,11 +220,7 @@ def readers(node: Node) -> Iterator[Node]:
 def is_read_from_memory(node: Node, but: Node | None = None) -> bool:
     """Whether a value has a reader, other than ``but``, that does not recompute it: a matmul, for example, or the caller."""
     readers = (u for u in node.users if u is not but)
-    return any(is_read_from_memory(u, but) if is_view_or_part(u) else not _fuses_its_reads(u) for u in readers)
-
-
-def _fuses_its_reads(node: Node) -> bool:
-    return is_pointwise(node) or is_reduction(node)
+    return any(is_read_from_memory(u, but) if is_view_or_part(u) else not is_generated(u) for u in readers)
 
 
 def is_view_or_part(node: Node) -> bool:

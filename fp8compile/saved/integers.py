@@ -19,7 +19,7 @@ from torch.fx import Node
 from fp8compile.analysis.ranges import Interval
 from fp8compile.analysis.ranges.bounds import at_least, at_most
 from fp8compile.fx.graph import nbytes, sizes_in_memory, storage_root
-from fp8compile.fx.ops import CASTS, is_pointwise, is_reduction, opname
+from fp8compile.fx.ops import CASTS, is_generated, opname
 from fp8compile.fx.partition import SavedTensor
 from fp8compile.numerics.whole_numbers import narrowest
 from fp8compile.saved.stored import Stored
@@ -41,7 +41,7 @@ def in_fewer_bytes(edge: SavedTensor, ranges: Mapping[Node, Interval]) -> Stored
     if not codec or _was_cast_from_floats(edge.forward):
         return None
     less = nbytes(value) - codec.nbytes(sizes_in_memory(value))
-    if not _is_generated(storage_root(edge.forward)) and less < WORTH_A_KERNEL:
+    if not _may_be_stored_narrow(storage_root(edge.forward)) and less < WORTH_A_KERNEL:
         reason = f"{value.dtype} in {codec.narrow}: {less:,} bytes fewer, not worth a kernel of its own"
         return reason.replace("torch.", "")
     return Stored(codec)
@@ -63,6 +63,6 @@ def _was_cast_from_floats(node: Node) -> bool:
     return False
 
 
-def _is_generated(made: Node) -> bool:
+def _may_be_stored_narrow(made: Node) -> bool:
     """Whether what makes a value is a kernel that Inductor generates, which may store it in another dtype."""
-    return is_pointwise(made) or is_reduction(made) or opname(made) in SCANS
+    return is_generated(made) or opname(made) in SCANS

@@ -31,10 +31,19 @@ from torch.fx import Node
 
 from fp8compile import _torch as private
 from fp8compile.cost.device_rates import MICRO, TERA, DeviceRates
-from fp8compile.cost.generated import Kernels, is_generated, kernel_of, loaded, looked_at, time_of
+from fp8compile.cost.generated import Kernels, kernel_of, loaded, time_of
 from fp8compile.cost.op_cost import CONVOLUTION, flops, flops_an_element
 from fp8compile.fx.graph import nbytes, numel, sizes_in_memory, storage_root
-from fp8compile.fx.ops import contracts, is_attention, is_pointwise, is_split, is_view, opname, readers
+from fp8compile.fx.ops import (
+    computed_from,
+    contracts,
+    is_attention,
+    is_generated,
+    is_pointwise,
+    is_view_or_part,
+    opname,
+    readers,
+)
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.numerics import Groupwise
 from fp8compile.saved.rows import row_dims_of
@@ -100,7 +109,8 @@ class Prices:
         freed = nbytes(made.meta["val"]) if self._is_for_the_backward_alone(made, kernel.nodes) else 0
         if not kernel.sums_rows:
             return kernel.us(self.rates, codes - freed, instructions) - kernel.us(self.rates)
-        again = kernel_of(frozenset(_pointwise_behind(made, kernel.nodes)))
+        behind = (made, *computed_from(made, parts=True)) if made in kernel.nodes else ()
+        again = kernel_of(frozenset(n for n in behind if n in kernel.nodes and is_pointwise(n)))
         read = sum(map(nbytes, loaded(again.nodes).values())) or whole
         left = kernel.us(self.rates, -freed) - kernel.us(self.rates)
         return left + self._apart(read + codes, again.instructions + instructions)
@@ -122,37 +132,20 @@ class Prices:
         return time_of(self.rates, num_bytes, instructions) + self.rates.gap
 
 
-def _pointwise_behind(made: Node, nodes: frozenset[Node]) -> set[Node]:
-    """What a value is computed from in its kernel without a reduction, and the value if it is."""
-    found = {made} if made in nodes else set[Node]()
-    waiting = list(found)
-    while waiting:
-        node = waiting.pop()
-        new = {n for n in map(looked_at, node.all_input_nodes) if n in nodes and is_pointwise(n)} - found
-        found |= new
-        waiting += new
-    return found
-
-
 def _us_to_make(made: Node, rates: DeviceRates) -> float:
     """Microseconds of the products that a value is computed from through generated operations; 0 where there are none."""
     elements = numel(made.meta["val"])
     return sum(_us_of(node, elements, rates) for node in _nearest(storage_root(made)))
 
 
-def _nearest(root: Node) -> set[Node]:
-    """What a value is computed from through generated operations and parts of tuples of views, and is neither."""
-    found, seen, waiting = set[Node](), {root}, [root]
-    while waiting:
-        node = waiting.pop()
-        split = is_split(node) or (node.target is private.getitem and is_split(node.all_input_nodes[0]))
-        if not (split or is_pointwise(node) or is_view(node)):
-            found.add(node)
-            continue
-        new = [n for n in node.all_input_nodes if n not in seen]
-        seen.update(new)
-        waiting += new
-    return found
+def _nearest(root: Node) -> list[Node]:
+    """What a value is computed from through pointwise operations and parts of tuples of views, and is neither."""
+    behind = computed_from(root, parts=True) if _is_passed(root) else ()
+    return [n for n in (root, *behind) if not _is_passed(n)]
+
+
+def _is_passed(node: Node) -> bool:
+    return is_pointwise(node) or is_view_or_part(node)
 
 
 def _us_of(node: Node, elements: int, rates: DeviceRates) -> float:

@@ -31,8 +31,8 @@ SHORT_FORMS = (
     Mutant(
         "store_parts: what a sum reads is stored",
         "passes/store_parts.py",
-        "is_pointwise(user) or is_reduction(user)",
-        "is_pointwise(user)",
+        "any(map(is_generated, users))",
+        "any(map(is_pointwise, users))",
         PARTS,
     ),
     Mutant(

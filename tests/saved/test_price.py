@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -84,16 +85,21 @@ def test_launches_take_time() -> None:
     assert sorted(round(each.us, 3) for each in prices(gap).values()) == [3.0, 6.0, 6.0, 6.0]
 
 
+class Between(nn.Module):
+    """A function between two linears: what the first makes is saved for it."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.function = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.function(self.a(x)))
+
+
 def test_what_generated_kernels_alone_read_is_stored_for_nothing() -> None:
-    class Gated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(F.gelu(self.a(x).exp2()))
-
-    found = split_of(Gated(), torch.randn(64, HIDDEN), linears="off", disabled="encode_saved")
+    found = split_of(
+        Between(lambda x: F.gelu(x.exp2())), torch.randn(64, HIDDEN), linears="off", disabled="encode_saved"
+    )
     (edge,) = (e for e in found.edges if storage_root(e.forward).op != "placeholder")
     price = Prices(found, ONE).of(edge, GROUP)
     assert price.pays(0.0) and price.us < 0.0
@@ -101,15 +107,9 @@ def test_what_generated_kernels_alone_read_is_stored_for_nothing() -> None:
 
 
 def test_codes_of_a_kernel_that_waits_for_its_instructions_cost_theirs() -> None:
-    class Gelu(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.down = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.down(F.gelu(self.up(x)))
-
-    found = split_of(Gelu().bfloat16(), torch.randn(64, HIDDEN).bfloat16(), linears="off", disabled="encode_saved")
+    found = split_of(
+        Between(F.gelu).bfloat16(), torch.randn(64, HIDDEN).bfloat16(), linears="off", disabled="encode_saved"
+    )
     (edge,) = (e for e in found.edges if storage_root(e.forward).op != "placeholder")
     slow = dataclasses.replace(ONE, lanes=0.1)
     assert Prices(found, slow).of(edge, GROUP).us * 1e6 == pytest.approx((ENCODE + DECODE) * 64 * HIDDEN / 0.1)

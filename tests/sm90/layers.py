@@ -24,10 +24,7 @@ PLAIN, STORAGE, CONSERVATIVE, LINEARS, BOTH = "inductor", "storage_only", "stora
 DEFAULT = "default"  # BOTH, but linears that FP8 is predicted to slow down stay
 DEFAULT_WORTH = "default_worth"  # and what codes are predicted to take longer for than it is worth
 SPEED = "speed"  # or than a fifth of that
-STORAGE_WORTH, STORAGE_SPEED = (
-    "storage_worth",
-    "storage_speed",
-)  # STORAGE alike: at its worth, and at SPEED's share of it
+STORAGE_WORTH, STORAGE_SPEED = "storage_worth", "storage_speed"  # STORAGE at the same shares
 ROWS = "storage_16bit_attention_rows"  # CONSERVATIVE with a group for each row of BASE: one kernel with a norm's sums
 LINEARS_CACHED = "linears_cached"  # LINEARS, but weights come encoded
 DELAYED = "linears_delayed"  # LINEARS with scales known before their tensors

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -95,12 +95,12 @@ def lowered(module: nn.Module, args: tuple[Tensor, ...], pipeline: str) -> list[
     return lower(module, *args, backward=True, backend=backend, config_patches={JOINT_PASS: to_cuda}).graphs
 
 
-def kept(graphs: list[LoweredGraph], x: Tensor) -> int:
-    """Bytes that the backward is given of the forward's making, and the layer's input ``x``, but no parameters."""
+def kept(graphs: list[LoweredGraph], shape: Sequence[int]) -> int:
+    """Bytes that the backward is given of the forward's making, and the layer's input of this shape, but no parameters."""
     backward = graphs[-1].graph
     assert backward is not None
     inputs = [n for n in backward.find_nodes(op="placeholder") if n.name.startswith("primals")]
-    own = [n.meta["val"] for n in inputs if n.meta["val"].shape == x.shape]
+    own = [n.meta["val"] for n in inputs if tuple(n.meta["val"].shape) == tuple(shape)]
     return sum(value.numel() * value.element_size() for value in (*given(graphs[-1]), *own))
 
 
@@ -111,7 +111,7 @@ def told(graphs: list[LoweredGraph], x: Tensor, *, priced: bool) -> dict[str, An
         "launches": sum(times for _, times in launches),
         "externs": sum(len(graph.externs) for graph in graphs),
         "kernel_bytes": sum(graph.num_bytes for graph in graphs),
-        "kept": kept(graphs, x),
+        "kept": kept(graphs, x.shape),
     }
     if priced:
         costs = [(cost_of(kernel), times) for kernel, times in launches]
