@@ -30,7 +30,7 @@ WAYS = {
     PLAIN: "plain Inductor",
     DEFAULT: "ours",
     "storage": "ours, storage only",
-    "worth": "ours, codes at their worth",
+    "codes": "ours, all codes",
     "speed": "ours, `speed`",
     "linears": "ours, linears only",
     "delayed": "ours, delayed scales",

@@ -90,7 +90,7 @@ FIRST: Sequence[str] = (
         for name in ("resnet50", "vit", "gpt2", "llama", "ckpt")
         for way in ("inductor", "default")
     ),
-    "setup vit worth",
+    "setup vit codes",
     *(f"layer {way} 7b" for way in ("inductor", "default", "speed", "linears", "torchao")),
     *(f"opt {name}" for name in ("fused", "e4m3_expanded", "int8_companded", "flash", "ao_fp8")),
     "check scaled",
@@ -100,7 +100,7 @@ FIRST: Sequence[str] = (
     "nan delayed ours",
 )
 THEN: Sequence[str] = (
-    *(f"setup {name} worth" for name in ("resnet50", "gpt2")),
+    *(f"setup {name} codes" for name in ("resnet50", "gpt2")),
     *(f"setup mixtral {way}" for way in ("inductor", "default")),
     *(f"layer {way} {size}" for size in ("8b1", "8b") for way in ("inductor", "default", "torchao")),
     "kernels",

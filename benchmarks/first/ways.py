@@ -15,7 +15,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "delayed": {"linears.scaling": "delayed", "linears.cache_weights": True},
     "merged": {"linears.scaling": "delayed", "linears.cache_weights": True, "linears.merge_dgrads": True},
     "noattn": {"saved.attention": False},
-    "worth": {"saved.max_cost": 1.0},
+    "codes": {"saved.max_cost": "any"},
     "speed": {"preset": "speed"},
     "rowwise": {"linears": "rowwise"},
     "off": {"preset": "off"},

@@ -32,11 +32,11 @@ from tests.sm90 import fake_h100
 from tests.sm90.externs import ExternCall, bytes_and_calls
 from tests.sm90.kernel_cost import cost_of
 from tests.sm90.layers import (
+    ALL_CODES,
     BOTH,
     CACHED,
     CASES,
     DEFAULT,
-    DEFAULT_WORTH,
     DELAYED,
     LINEARS,
     LINEARS_CACHED,
@@ -60,7 +60,7 @@ NAMES = {
     STORAGE_SPEED: "storage alone, `speed`",
     LINEARS: "linears alone",
     DEFAULT: "default",
-    DEFAULT_WORTH: "default, `max_cost=1`",
+    ALL_CODES: 'default, `max_cost="any"`',
     SPEED: "`speed`",
     BOTH: "storage and all linears",
     LINEARS_CACHED: "linears, cached weights",

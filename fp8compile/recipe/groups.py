@@ -97,7 +97,8 @@ class Saved(Group):
         group_size: elements of a row per scale at most, 16 ... 65536; of few bits a multiple of 8.
         max_cost: what the codes of a value may cost: "any", or a share, 0.0 or more, of the time in which the product that
             made it would make as many bytes again, both predicted (fp8compile/saved/price.py). 0.0 stores what takes no
-            time. What costs more stays as it is.
+            time. What costs more stays as it is. "auto" is 1.0 on a device whose rates are known, and "any" on others and
+            where the recipe asks for memory: a ``memory.budget``, ``memory.offload``, ``format`` or ``bits`` of its own.
         attention: whether operands and results of attention are encoded too.
         attention_format: the format of those. INT8 by default: the backward of attention exponentiates q k' again, which
             turns E4M3's relative error into a factor (measured on the demo: gradients of k at 10 dB, against 23 in INT8).
@@ -110,7 +111,7 @@ class Saved(Group):
     format: str = "auto"
     bits: Any = "off"
     group_size: int = 128
-    max_cost: float | str = "any"
+    max_cost: float | str = "auto"
     attention: bool = True
     attention_format: str = "int8"
     min_numel: int = 4096

@@ -1,7 +1,7 @@
 """Recipes by what a user wants: the fields in which each differs from the default. Known without torch, for the command
 line's help.
 
-default   FP8 linears where they are predicted to pay, what is saved as codes
+default   FP8 linears where they are predicted to pay; codes of what is saved, on a GPU where they are predicted to pay
 speed     the same linears; of what is saved, codes where they take a fifth of the time of making it again, or less
 memory    seven tenths of the default's peak: matmuls are computed again, large logits never exist as a whole
 exact     no number is rounded: what is saved is stored in fewer bytes where these hold it without an error

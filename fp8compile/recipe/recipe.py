@@ -222,6 +222,13 @@ class Recipe:
         return self.memory.budget != 1
 
     @property
+    def asks_for_memory(self) -> bool:
+        """Whether bytes come before time: a budget, an offload, or a format of what is saved that was chosen."""
+        saved = self.saved
+        chosen = (saved.format, saved.bits) != (FIELDS["saved.format"], FIELDS["saved.bits"])
+        return self.limits_memory or self.memory.offload != "off" or chosen
+
+    @property
     def offloads(self) -> bool:
         """Whether codes are to wait on the host in any module."""
         return any(recipe.memory.offload != "off" for recipe in (self, *self.modules.values()))

@@ -106,13 +106,13 @@ def _is_chunks(value: object) -> bool:
 
 
 def _is_cost(value: object) -> bool:
-    return value == "any" or (_is_number(value) and 0.0 <= value < float("inf"))  # type: ignore[operator]
+    return value in ("auto", "any") or (_is_number(value) and 0.0 <= value < float("inf"))  # type: ignore[operator]
 
 
 # Fields that are neither a choice nor a count: what they may be, and how that is said.
 OTHERS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "memory.chunk_logits": (_is_chunks, "'off', 'auto' or a number of chunks from 2 to 64"),
-    "saved.max_cost": (_is_cost, "'any', or a share of a value's worth >= 0.0"),
+    "saved.max_cost": (_is_cost, "'auto', 'any', or a share of a value's worth >= 0.0"),
     "saved.min_numel": (lambda value: _is_int(value) and value >= 0, "a number of elements >= 0"),
     "debug.dump": (lambda value: value is None or isinstance(value, str), "the path of a folder"),
 }

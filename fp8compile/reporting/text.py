@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 
 from fp8compile._text import WIDTH, human, printed, terminal_width
-from fp8compile.reporting.entries import LINEAR, LOGITS, OFFLOAD, Notes, SavedEntry, Skip
+from fp8compile.reporting.entries import LINEAR, LOGITS, OFFLOAD, SAVED, Notes, SavedEntry, Skip
 from fp8compile.reporting.tables import Entries, table_of
-from fp8compile.reporting.waterfall import Amount, Waterfall
+from fp8compile.reporting.waterfall import DEAR, Amount, Waterfall, merged
 
 LINES = 25  # of the first screen
 MOST_PARTS, MOST_ROWS = 5, 5
@@ -26,6 +27,9 @@ def headline(recipe: str, kinds: Sequence[tuple[str, int]], saved_bytes: tuple[i
     share = f" ({ours / plain:.0%})" if plain else ""
     lines = [f"fp8compile: {_graphs(kinds)}, {recipe}"]
     lines += [f"saved for backward: {human(ours)}, plain Inductor {human(plain)}{share}"]
+    if dear := [skip for skip in notes.skipped(SAVED) if _short(skip.reason) == DEAR]:
+        left_out = f"{len(dear)} tensors, {human(sum(skip.bytes for skip in dear))}"
+        lines += [f'{DEAR}: {left_out} stay as they are (saved.max_cost="any" stores them too)']
     done, left = len(notes.linears), notes.skipped(LINEAR)
     if done or left:
         lines += [f"linears: {done} of {done + len(left)} matmuls in {kind_of_codes(notes)}{_left(left)}"]
@@ -94,7 +98,8 @@ def _left(skips: Sequence[Skip]) -> str:
 
 def bytes_table(plain: int, ours: int, waterfall: Waterfall) -> list[RenderableType]:
     """The waterfall: from plain Inductor's bytes to ours, and what ours hold."""
-    parts = sorted(waterfall.parts, key=lambda part: -part.nbytes)
+    shortened = merged(replace(part, label=_short(part.label)) for part in waterfall.parts)
+    parts = sorted(shortened, key=lambda part: -part.nbytes)
     if len(parts) > MOST_PARTS:
         more = parts[MOST_PARTS - 1 :]
         others = Amount(f"{len(more)} other reasons", sum(p.nbytes for p in more), sum(p.tensors for p in more))
@@ -102,7 +107,7 @@ def bytes_table(plain: int, ours: int, waterfall: Waterfall) -> list[RenderableT
     rows = [Amount("plain Inductor", plain)]
     rows += [Amount(f"  {c.label}", c.nbytes, c.tensors) for c in waterfall.changes]
     rows += [Amount("fp8compile", ours)]
-    rows += [Amount(f"  {_short(part.label)}", part.nbytes, part.tensors) for part in parts]
+    rows += [Amount(f"  {part.label}", part.nbytes, part.tensors) for part in parts]
     grid = Table(box=None, pad_edge=False, header_style="")
     grid.add_column("saved for backward", no_wrap=True)
     grid.add_column("tensors", justify="right", no_wrap=True)

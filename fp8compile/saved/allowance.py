@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from fp8compile.cost.device_rates import RATES
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
+from fp8compile.recipe.context import Context
 from fp8compile.recipe.rates import device_name, rates_for
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.saved.price import Prices
+
+WORTH = 1.0  # what "auto" allows: codes take no longer than making their bytes again would
 
 UNKNOWN = (
     "saved.max_cost={:g} knows no rates of {}: name a device in Recipe.debug.device_rates ({}), "
@@ -17,17 +20,19 @@ UNKNOWN = (
 class Allowance:
     """Prices of what a graph saves; each device's are found once."""
 
-    def __init__(self, split: PartitionedGraph) -> None:
+    def __init__(self, split: PartitionedGraph, ctx: Context) -> None:
         self._split = split
+        self._measures = ctx.measures_saved  # every way to store a value, to choose for a budget of bytes
         self._prices: dict[str, Prices] = {}
 
     def reason_against(self, edge: SavedTensor, recipe: Recipe) -> str | None:
         """Why codes of a value would take longer than the recipe allows; None where they do not."""
-        allowed = recipe.saved.max_cost
+        allowed, device = recipe.saved.max_cost, edge.forward.meta["val"].device
+        rates = rates_for(device, recipe)
+        if allowed == "auto":
+            allowed = "any" if rates is None or self._measures or recipe.asks_for_memory else WORTH
         if isinstance(allowed, str):
             return None  # "any"
-        device = edge.forward.meta["val"].device
-        rates = rates_for(device, recipe)
         if rates is None:
             return UNKNOWN.format(allowed, device_name(device), ", ".join(RATES))
         if rates.name not in self._prices:

@@ -80,7 +80,7 @@ class Judge:
         self.sources = sources(split.fw.graph, split.static)
         self.user_fp32 = user_fp32(split.fw.graph, split.static)
         self.sensitivity = Sensitivity(split)
-        self._allowance = Allowance(split)
+        self._allowance = Allowance(split, ctx)
         self._edges: dict[Node, Sides | None] = {}
         self.keys = keys_of(split, ctx) if ctx.measures_saved or ctx.recipe.saved.bits != "off" else {}
 

@@ -53,7 +53,7 @@ def test_products_are_those_of_emulation(shape: tuple[int, int, int], fp8_gpu: t
 def test_the_products_are_scaled_products(fp8_gpu: torch.device) -> None:
     model = nn.Sequential(nn.Linear(256, 512), nn.SiLU(), nn.Linear(512, 256)).to(fp8_gpu, torch.bfloat16)
     x = torch.randn(128, 256, device=fp8_gpu, dtype=torch.bfloat16, requires_grad=True)
-    compiled = torch.compile(model, backend="fp8compile", dynamic=False)
+    compiled = torch.compile(model, backend="fp8compile", dynamic=False, options={"linears": "tensorwise"})
     compiled(x).sum().backward()
     with torch.profiler.profile() as seen:
         compiled(x).sum().backward()
@@ -63,8 +63,19 @@ def test_the_products_are_scaled_products(fp8_gpu: torch.device) -> None:
     assert len(linears) == 6 and all("emulated" not in entry.formats for entry in linears)
 
 
+ALL = {"linears": "tensorwise", "saved.max_cost": "any"}  # of a small layer the default takes less than that
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"linears": "tensorwise", "saved": "off"}, {"linears": "off"}, {"preset": "speed"}], ids=str
+    "options",
+    [
+        {},
+        ALL,
+        {"linears": "tensorwise", "saved": "off"},
+        {"linears": "off", "saved.max_cost": "any"},
+        {"preset": "speed"},
+    ],
+    ids=str,
 )
 def test_gradients_of_a_layer(options: dict[str, Any], fp8_gpu: torch.device) -> None:
     layer, args = llama_case(dtype=torch.float32)
@@ -80,7 +91,7 @@ def test_training_follows_emulation(fp8_gpu: torch.device) -> None:
         torch._dynamo.reset()
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(64, 256), nn.SiLU(), nn.Linear(256, 64)).to(fp8_gpu)
-        step = torch.compile(model, backend="fp8compile", dynamic=False, options=options)
+        step = torch.compile(model, backend="fp8compile", dynamic=False, options={**ALL, **options})
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         found = []
         for seed in range(60):

@@ -136,5 +136,5 @@ def peak_and_kept(gpu: torch.device, **how: object) -> tuple[int, int]:
 def test_less_is_kept_and_the_peak_is_lower(gpu: torch.device) -> None:
     """The issue's promise, with room: 16.10 against 5.82 U kept on a CPU."""
     plain = peak_and_kept(gpu)
-    ours = peak_and_kept(gpu, backend="fp8compile", options={"linears": "off"})
+    ours = peak_and_kept(gpu, backend="fp8compile", options={"linears": "off", "saved.max_cost": "any"})
     assert ours[1] <= 0.5 * plain[1] and ours[0] < plain[0]

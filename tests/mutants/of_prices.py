@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 PRICE, KERNELS = "fp8compile/saved/price.py", "fp8compile/cost/generated.py"
+ALLOWANCE = "fp8compile/saved/allowance.py"
 OF_PRICE, OF_KERNELS = ("tests/saved/test_price.py",), ("tests/cost/test_generated.py",)
 
 PRICES = (
@@ -38,6 +39,15 @@ PRICES = (
         "if reason := self._allowance.reason_against(edge, recipe):",
         "if reason := None:",
         OF_PRICE,
+    ),
+    Mutant("allowance: by default codes have no price", ALLOWANCE, "else WORTH", 'else "any"', OF_PRICE),
+    Mutant("allowance: who asks for memory pays as well", ALLOWANCE, " or recipe.asks_for_memory", "", OF_PRICE),
+    Mutant(
+        "allowance: a choice of bits measures what pays alone",
+        ALLOWANCE,
+        " or self._measures",
+        "",
+        ("tests/tools/test_calibrate_bits.py",),
     ),
     Mutant(
         "generated: one kernel on both sides of a product",

@@ -74,9 +74,18 @@ def test_the_key_knows_every_field_but_those_that_look_on() -> None:
         ({"saved.min_numel": -1}, "saved.min_numel must be a number of elements >= 0, not -1"),
         ({"saved.attention": "auto"}, "saved.attention must be True or False, not 'auto'"),
         ({"fp32.observe": 1}, "fp32.observe must be 'auto', True or False, not 1"),
-        ({"saved.max_cost": "all"}, "saved.max_cost must be 'any', or a share of a value's worth >= 0.0, not 'all'"),
-        ({"saved.max_cost": -0.1}, "saved.max_cost must be 'any', or a share of a value's worth >= 0.0, not -0.1"),
-        ({"saved.max_cost": True}, "saved.max_cost must be 'any', or a share of a value's worth >= 0.0, not True"),
+        (
+            {"saved.max_cost": "all"},
+            "saved.max_cost must be 'auto', 'any', or a share of a value's worth >= 0.0, not 'all'",
+        ),
+        (
+            {"saved.max_cost": -0.1},
+            "saved.max_cost must be 'auto', 'any', or a share of a value's worth >= 0.0, not -0.1",
+        ),
+        (
+            {"saved.max_cost": True},
+            "saved.max_cost must be 'auto', 'any', or a share of a value's worth >= 0.0, not True",
+        ),
         ({"memory": 1.5}, "memory.budget must be a fraction of the default's peak, 0.0 ... 1.0, or bytes"),
         ({"memory": "fit"}, "memory.budget='fit' has to know the device's memory: set Recipe.memory.card_gib"),
         (

@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fp8compile
-from fp8compile.cost.device_rates import DeviceRates
+from fp8compile.cost.device_rates import RATES, DeviceRates
 from fp8compile.fx.graph import numel, storage_root
 from fp8compile.recipe import rates
 from fp8compile.reporting.report import Report
+from fp8compile.reporting.waterfall import DEAR
 from fp8compile.saved.attention_result import is_read_by_attention, tokens_of
 from fp8compile.saved.price import DECODE, ENCODE, Price, Prices
 from tests.support.graphs import split_of
@@ -162,14 +163,15 @@ def report_of(**options: object) -> Report:
 
 
 def left(report: Report) -> list[str]:
-    return [skip.reason for skip in report.notes.skipped("saved for backward") if "codes would take" in skip.reason]
+    return [skip.reason for skip in report.notes.skipped("saved for backward") if skip.reason.startswith(DEAR)]
 
 
 def test_small_layers_stay_in_16_bit_with_both_figures() -> None:
     found = report_of(**{"saved.max_cost": 1.0, "debug.device_rates": "h100"})
     reasons = left(found)
     assert len(reasons) >= 4, "q, k, v and the result"
-    assert all("us, more than 1 of the" in r and "again takes (predicted for H100)" in r for r in reasons)
+    assert all("us, more than 1 of the" in r and "made again (predicted for H100)" in r for r in reasons)
+    assert f"{DEAR}: {len(reasons)} tensors, " in str(found) and 'saved.max_cost="any" stores them too' in str(found)
     assert found.saved, "what costs nothing is stored"
 
 
@@ -177,9 +179,7 @@ def test_what_is_worth_its_time_is_stored(monkeypatch: pytest.MonkeyPatch) -> No
     slow = DeviceRates("slow", copy=1.0, bf16=1e-3, fp8=1e-3, attention=1e-3, attention_backward=1.0, gap=0.0)
     monkeypatch.setattr(rates, "rates_of", lambda device: slow)
     found = report_of(**{"saved.max_cost": 1.0})
-    assert all(" the 0 us that making" in reason for reason in left(found)), (
-        "what comes into the graph has no product"
-    )
+    assert all(" the 0 us in which" in reason for reason in left(found)), "what comes into the graph has no product"
     assert report_of().saved_bytes <= found.saved_bytes < report_of(**{"saved.max_cost": 0.0}).saved_bytes
 
 
@@ -187,6 +187,35 @@ def test_a_module_may_pay_more() -> None:
     given = {"saved.max_cost": 0.0, "debug.device_rates": "h100"}
     stored = {each.info.origin.module for each in report_of(**given, modules={"v": {"saved.max_cost": "any"}}).saved}
     assert "v" in stored - {each.info.origin.module for each in report_of(**given).saved}
+
+
+def test_by_default_codes_have_a_price_where_rates_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not left(report_of()), "nobody knows a CPU's"
+    for found in (report_of(**{"debug.device_rates": "h100"}), _on_a_known_device(monkeypatch)):
+        reasons = left(found)
+        assert len(reasons) >= 4 and all("us, more than 1 of the" in r for r in reasons)
+
+
+def _on_a_known_device(monkeypatch: pytest.MonkeyPatch) -> Report:
+    with monkeypatch.context() as patched:
+        patched.setattr(rates, "rates_of", lambda device: RATES["h100"])
+        return report_of()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"saved.max_cost": "any"},
+        {"saved.format": "int8"},
+        {"saved.format": "4bit"},
+        {"memory.offload": "all"},
+        {"memory.budget": 0.9},
+    ],
+    ids=str,
+)
+def test_who_asks_for_memory_gets_every_code(asked: dict[str, object]) -> None:
+    found = report_of(**{"debug.device_rates": "h100", **asked})
+    assert not left(found) and found.saved
 
 
 def test_an_unknown_device_is_named() -> None:
@@ -201,8 +230,8 @@ def test_an_unknown_device_is_named() -> None:
 
 
 @pytest.mark.parametrize("layer", ["vit 16k", "bert 16k", "llama 16k"])
-@pytest.mark.parametrize("pipeline", ["`speed`", "storage alone, `speed`"])
-def test_speed_is_predicted_no_slower_than_plain_inductor_and_keeps_less(layer: str, pipeline: str) -> None:
+@pytest.mark.parametrize("pipeline", ["default", "`speed`", "storage alone, `speed`"])
+def test_it_is_predicted_no_slower_than_plain_inductor_and_keeps_less(layer: str, pipeline: str) -> None:
     """Of kernels lowered for an H100 and disassembled, not of this file's guesses."""
     rows = json.loads((ROOT / "benchmarks/results/layer-instructions-sm90-lowered.json").read_text())["rows"]
     found = {row["pipeline"]: row for row in rows if row["layer"] == layer}

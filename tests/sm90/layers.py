@@ -21,8 +21,8 @@ from fp8compile.recipe.recipe import Recipe
 from tests.support.measure import LlamaLayer
 
 PLAIN, STORAGE, CONSERVATIVE, LINEARS, BOTH = "inductor", "storage_only", "storage_16bit_attention", "linears", "both"
-DEFAULT = "default"  # BOTH, but linears that FP8 is predicted to slow down stay
-DEFAULT_WORTH = "default_worth"  # and what codes are predicted to take longer for than it is worth
+ALL_CODES = "all_codes"  # BOTH, but linears that FP8 is predicted to slow down stay
+DEFAULT = "default"  # and what codes are predicted to take longer for than it is worth
 SPEED = "speed"  # or than a fifth of that
 STORAGE_WORTH, STORAGE_SPEED = "storage_worth", "storage_speed"  # STORAGE at the same shares
 ROWS = "storage_16bit_attention_rows"  # CONSERVATIVE with a group for each row of BASE: one kernel with a norm's sums
@@ -39,10 +39,10 @@ RECIPES: Mapping[str, Recipe] = {
     ROWS: Recipe(linears="off", saved={"attention": False, "group_size": 768}),
     LINEARS: Recipe(linears="tensorwise", saved="off"),
     BOTH: Recipe(linears="tensorwise"),
+    ALL_CODES: Recipe(saved={"max_cost": "any"}, debug=ON_AN_H200),
     DEFAULT: Recipe(debug=ON_AN_H200),
-    DEFAULT_WORTH: Recipe(saved={"max_cost": 1.0}, debug=ON_AN_H200),
     SPEED: Recipe.preset("speed", debug=ON_AN_H200),
-    STORAGE_WORTH: Recipe(linears="off", saved={"max_cost": 1.0}, debug=ON_AN_H200),
+    STORAGE_WORTH: Recipe(linears="off", debug=ON_AN_H200),
     STORAGE_SPEED: Recipe.preset("speed", linears="off", debug=ON_AN_H200),
     LINEARS_CACHED: Recipe(linears={"mode": "tensorwise", "cache_weights": True}, saved="off"),
     DELAYED: Recipe(linears={"mode": "tensorwise", "scaling": "delayed"}, saved="off"),

@@ -123,6 +123,13 @@ def test_bytes_are_those_that_are_saved() -> None:
     assert sum(s.bytes_after for s in fp8compile.report(fn).saved) == bits.nbytes  # type: ignore[arg-type]
 
 
+def test_what_codes_cost_leaves_nothing_unmeasured() -> None:
+    """A budget of bytes is asked for: a device's rates price no code."""
+    net, x = model(), torch.randn(256, 64)
+    priced = RECIPE.changed({"debug.device_rates": "h100"})
+    assert measured(net, x, bits=3.5, recipe=priced).saved.bits == measured(net, x, bits=3.5).saved.bits
+
+
 def test_what_is_not_measured_follows_by_the_square_of_the_step() -> None:
     net, x = model(), torch.randn(512, 64)
     all_six = measured(net, x).saved.bits

@@ -24,6 +24,7 @@ WITH_FP8: Mapping[str, Any] = {
     "linears": {"linears": "tensorwise", "saved": "off"},
     "speed": "speed",
     "default": "default",
+    "all_codes": {"saved.max_cost": "any"},
     "delayed": {"linears.scaling": "delayed"},
     "few_bits": {"saved": "4bit"},
 }
