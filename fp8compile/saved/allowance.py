@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fp8compile.cost.device_rates import RATES
+from fp8compile.fx.checkpointed import has_regions
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.rates import device_name, rates_for
@@ -22,7 +23,8 @@ class Allowance:
 
     def __init__(self, split: PartitionedGraph, ctx: Context) -> None:
         self._split = split
-        self._measures = ctx.measures_saved  # every way to store a value, to choose for a budget of bytes
+        # Bytes come first where the user checkpoints, and where every way to store a value is measured for a budget.
+        self._wants_all = ctx.measures_saved or has_regions(split.fw.graph) or has_regions(split.bw.graph)
         self._prices: dict[str, Prices] = {}
 
     def reason_against(self, edge: SavedTensor, recipe: Recipe) -> str | None:
@@ -30,7 +32,7 @@ class Allowance:
         allowed, device = recipe.saved.max_cost, edge.forward.meta["val"].device
         rates = rates_for(device, recipe)
         if allowed == "auto":
-            allowed = "any" if rates is None or self._measures or recipe.asks_for_memory else WORTH
+            allowed = "any" if rates is None or self._wants_all or recipe.asks_for_memory else WORTH
         if isinstance(allowed, str):
             return None  # "any"
         if rates is None:

@@ -43,9 +43,16 @@ PRICES = (
     Mutant("allowance: by default codes have no price", ALLOWANCE, "else WORTH", 'else "any"', OF_PRICE),
     Mutant("allowance: who asks for memory pays as well", ALLOWANCE, " or recipe.asks_for_memory", "", OF_PRICE),
     Mutant(
+        "allowance: who checkpoints pays as well",
+        ALLOWANCE,
+        " or has_regions(split.fw.graph) or has_regions(split.bw.graph)",
+        "",
+        OF_PRICE,
+    ),
+    Mutant(
         "allowance: a choice of bits measures what pays alone",
         ALLOWANCE,
-        " or self._measures",
+        "ctx.measures_saved or ",
         "",
         ("tests/tools/test_calibrate_bits.py",),
     ),

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import fp8compile
 from fp8compile.cost.device_rates import RATES, DeviceRates
@@ -216,6 +217,24 @@ def _on_a_known_device(monkeypatch: pytest.MonkeyPatch) -> Report:
 def test_who_asks_for_memory_gets_every_code(asked: dict[str, object]) -> None:
     found = report_of(**{"debug.device_rates": "h100", **asked})
     assert not left(found) and found.saved
+
+
+def test_who_checkpoints_asks_for_memory_too() -> None:
+    layer, inputs = llama_case(seq=64, hidden=128, ffn=344)
+    for options in ({}, {"saved.max_cost": 1.0}):
+        torch._dynamo.reset()
+        fn = compiled(Checkpointed(layer, 128), **{"linears": "off", "debug.device_rates": "h100", **options})
+        fn(*inputs).float().sum().backward()
+        assert bool(left(fp8compile.report(fn))) == bool(options)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, layer: nn.Module, hidden: int) -> None:
+        super().__init__()
+        self.first, self.layer = nn.Linear(hidden, hidden, dtype=torch.bfloat16), layer
+
+    def forward(self, x: Tensor, *tables: Tensor) -> Tensor:
+        return checkpoint(self.layer, self.first(x), *tables, use_reentrant=False)  # type: ignore[no-any-return]
 
 
 def test_an_unknown_device_is_named() -> None:
