@@ -54,7 +54,7 @@ class LinearShape:
         sharing: how many linears read its input; they share its codes.
         scales: "dynamic" or "delayed".
         cached: whether the weight's codes come in with the inputs.
-        itemsize: bytes of an element of its dtype. FP32 matmuls count at half of BF16's rate, which is TF32's.
+        itemsize: bytes of an element of its dtype.
     """
 
     M: int
@@ -105,7 +105,7 @@ def share_us(linear: LinearShape, direction: str, in_fp8: Collection[str], rates
 def matmul_us(linear: LinearShape, direction: str, in_fp8: bool, rates: DeviceRates) -> float:
     """Each of the three has two of three matrices as operands, and the third's size as its result."""
     itemsize = linear.itemsize
-    rate, width = (rates.fp8, 1) if in_fp8 else (rates.bf16 * 2 / itemsize, itemsize)
+    rate, width = (rates.fp8, 1) if in_fp8 else (rates.matmul(itemsize), itemsize)
     moved = sum(n * (width if direction in READ_BY[name] else itemsize) for name, n in linear.elements.items())
     return max(2 * linear.M * linear.K * linear.N / rate, moved / rates.copy) * 1e-6 + rates.gap
 

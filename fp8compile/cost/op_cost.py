@@ -11,6 +11,7 @@ backward five, half of each where it is causal.
 
 from __future__ import annotations
 
+from torch import Tensor
 from torch.fx import Node
 
 from fp8compile.cost.device_rates import MICRO, TERA, DeviceRates
@@ -26,19 +27,30 @@ from fp8compile.fx.ops import (
 )
 from fp8compile.numerics.formats import FP8
 
-PRODUCTS, CONVOLUTION = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm"), "convolution"
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm")
+CONVOLUTION, ITS_BACKWARD = "convolution", "convolution_backward"
 
 
 def microseconds(node: Node, rates: DeviceRates) -> float:
     """Predicted microseconds of an operation that ``is_priced``; 0 for what is no kernel of its own."""
     if contracts(node):
-        rate = rates.attention if is_attention(node) else rates.fp8 if _takes_codes(node) else rates.bf16
-        return rates.microseconds(flops(node), rate, _moved(node))
+        return rates.microseconds(flops(node), rate_of(node, rates), _moved(node))
     if is_reduction(node):
         return _read(node) / (rates.copy * TERA) / MICRO + rates.gap
     if is_tensor(node) and is_pointwise(node) and is_read_from_memory(node):
         return nbytes(node.meta["val"]) / (rates.copy * TERA) / MICRO
     return 0.0
+
+
+def rate_of(node: Node, rates: DeviceRates) -> float:
+    """What the device reaches in a matmul, a convolution or attention, TFLOP/s; attention of FP32 is slower as matmuls are."""
+    if is_attention(node):
+        value = _operand(node, 0).meta["val"]
+        return rates.attention * rates.matmul(value.dtype.itemsize) / rates.bf16
+    values = [n.meta["val"] for n in node.all_input_nodes if is_tensor(n)]
+    if any(value.dtype in FP8 for value in values):
+        return rates.fp8
+    return rates.matmul(max(value.dtype.itemsize for value in values))
 
 
 def flops(node: Node) -> float:
@@ -47,9 +59,15 @@ def flops(node: Node) -> float:
         return flops_an_element(node) * numel(_operand(node, 0).meta["val"])
     out = node.meta["val"]
     if opname(node) == CONVOLUTION:
-        x, weight = (_operand(node, i).meta["val"] for i in range(2))
-        return 2 * numel(x if node.args[6] else out) * numel(weight) / size_hint(weight.shape[0])  # transposed: of x
+        return _of_convolution(_operand(node, 0).meta["val"], out, _operand(node, 1).meta["val"], node.args[6])
+    if opname(node) == ITS_BACKWARD:  # the gradients of input and weight are as much work as the result
+        given, x, weight = (_operand(node, i).meta["val"] for i in range(3))
+        return _of_convolution(x, given, weight, node.args[7]) * sum(map(bool, node.args[10][:2]))  # type: ignore[index]
     return flops_an_element(node) * numel(out)
+
+
+def _of_convolution(x: Tensor, out: Tensor, weight: Tensor, transposed: object) -> float:
+    return 2 * numel(x if transposed else out) * numel(weight) / size_hint(weight.shape[0])
 
 
 def flops_an_element(node: Node) -> float:
@@ -69,10 +87,6 @@ def _operand(node: Node, at: int) -> Node:
     return found
 
 
-def _takes_codes(node: Node) -> bool:
-    return any(is_tensor(n) and n.meta["val"].dtype in FP8 for n in node.all_input_nodes)
-
-
 def _read(node: Node) -> int:
     return sum(nbytes(n.meta["val"]) for n in node.all_input_nodes if is_tensor(n))
 
@@ -85,4 +99,4 @@ def _moved(node: Node) -> int:
 
 def is_priced(node: Node) -> bool:
     """Whether ``microseconds`` knows an operation: of kernels that are called, those whose FLOPs are known."""
-    return not contracts(node) or is_attention(node) or opname(node) in (*PRODUCTS, CONVOLUTION)
+    return not contracts(node) or is_attention(node) or opname(node) in (*PRODUCTS, CONVOLUTION, ITS_BACKWARD)

@@ -15,8 +15,10 @@ ASSUMED = "h100"  # the device that times are predicted for where the graph runs
 
 
 def rates_for(device: torch.device, recipe: Recipe) -> DeviceRates | None:
-    """The rates that a recipe names, else those of the device; None where there are none."""
-    return rates_of(device) if recipe.debug.device_rates == OF_THE_DEVICE else RATES[recipe.debug.device_rates]
+    """The rates that a recipe names, else those of the device; None where there are none. With TF32 where torch allows it."""
+    named = recipe.debug.device_rates
+    found = rates_of(device) if named == OF_THE_DEVICE else RATES[named]
+    return found.with_tf32 if found is not None and torch.backends.cuda.matmul.allow_tf32 else found
 
 
 def rates_or_assumed(inputs: Iterable[Node], recipe: Recipe) -> DeviceRates:

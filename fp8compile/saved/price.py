@@ -32,7 +32,7 @@ from torch.fx import Node
 from fp8compile import _torch as private
 from fp8compile.cost.device_rates import MICRO, TERA, DeviceRates
 from fp8compile.cost.generated import Kernels, kernel_of, loaded, time_of
-from fp8compile.cost.op_cost import CONVOLUTION, flops, flops_an_element
+from fp8compile.cost.op_cost import CONVOLUTION, ITS_BACKWARD, flops, flops_an_element, rate_of
 from fp8compile.fx.graph import nbytes, numel, sizes_in_memory, storage_root
 from fp8compile.fx.ops import (
     computed_from,
@@ -153,9 +153,8 @@ def _us_of(node: Node, elements: int, rates: DeviceRates) -> float:
     """Of ``elements`` of a product's result; 0 for what is none."""
     result = node.all_input_nodes[0] if node.target is private.getitem else node
     if is_attention(result) and result is not node:
-        return flops_an_element(result) * elements / (rates.attention * TERA) / MICRO
-    if not contracts(node) or is_attention(node) or opname(node) == "convolution_backward":
+        return flops_an_element(result) * elements / (rate_of(result, rates) * TERA) / MICRO
+    if not contracts(node) or is_attention(node) or opname(node) == ITS_BACKWARD:
         return 0.0
     each = flops(node) / numel(node.meta["val"]) if opname(node) == CONVOLUTION else flops_an_element(node)
-    rate = rates.fp8 if opname(node) == "_scaled_mm" else rates.bf16
-    return each * elements / (rate * TERA) / MICRO
+    return each * elements / (rate_of(node, rates) * TERA) / MICRO

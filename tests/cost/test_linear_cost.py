@@ -121,10 +121,12 @@ def test_who_shares_an_input_pays_a_part_of_it() -> None:
     assert encoding_us(alone, "weight", H100) == encoding_us(one_of_three, "weight", H100)
 
 
-def test_fp32_is_multiplied_at_half_the_rate_and_encoded_from_twice_the_bytes() -> None:
+def test_fp32_is_multiplied_at_its_own_rate_and_encoded_from_twice_the_bytes() -> None:
     half, full = (LinearShape(8192, 4096, 4096, itemsize=size) for size in (2, 4))
     operations = matmul_us(half, FORWARD, False, H100) - H100.gap
-    assert matmul_us(full, FORWARD, False, H100) == pytest.approx(2 * operations + H100.gap)
+    times = H100.bf16 / H100.fp32
+    assert matmul_us(full, FORWARD, False, H100) == pytest.approx(times * operations + H100.gap)
+    assert matmul_us(full, FORWARD, False, H100.with_tf32) == pytest.approx(2 * operations + H100.gap)
     assert matmul_us(full, FORWARD, True, H100) == pytest.approx(matmul_us(half, FORWARD, True, H100))
     launches = encoding_us(LinearShape(0, 0, 0), "input", H100)
     assert encoding_us(full, "input", H100) - launches == pytest.approx(

@@ -60,11 +60,24 @@ def test_flops_are_those_of_the_definition(name: str) -> None:
     assert microseconds(node, RATES["h100"]) > RATES["h100"].gap
 
 
-def test_a_product_whose_flops_are_not_known_has_no_price() -> None:
+@pytest.mark.parametrize("wanted", [[True, True, True], [False, True, False]])
+def test_each_gradient_of_a_convolution_is_its_work_again(wanted: list[bool]) -> None:
     def backward(g: Tensor, x: Tensor, w: Tensor) -> Any:
-        return aten.convolution_backward(g, x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False])
+        return aten.convolution_backward(g, x, w, [6], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, wanted)
 
-    assert not is_priced(traced("convolution_backward", backward, torch.empty(2, 6, 8, 8), X, W))
+    node = traced("convolution_backward", backward, torch.empty(2, 6, 8, 8), X, W)
+    assert flops(node) == sum(wanted[:2]) * flops(CASES["convolution"][0]())
+
+
+def test_fp32_is_multiplied_at_its_own_rate() -> None:
+    h100 = RATES["h100"]
+    [half, full] = (
+        traced("mm", torch.mm, *(torch.empty(4096, 4096, dtype=d) for _ in "ab")) for d in (torch.half, None)
+    )
+    operations = 2 * 4096**3 / 1e12 * 1e6
+    assert microseconds(half, h100) == pytest.approx(operations / h100.bf16 + h100.gap)
+    assert microseconds(full, h100) == pytest.approx(operations / h100.fp32 + h100.gap)
+    assert microseconds(full, h100.with_tf32) == pytest.approx(2 * operations / h100.bf16 + h100.gap)
 
 
 def test_one_value_may_be_several_operands() -> None:

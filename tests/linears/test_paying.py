@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 import fp8compile
-from fp8compile.cost.device_rates import DeviceRates
+from fp8compile.cost.device_rates import RATES, DeviceRates
 from fp8compile.linears import paying
 from fp8compile.recipe import rates
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import LINEAR
 from fp8compile.reporting.report import Report
 
-ANY = DeviceRates("ANY", copy=1e6, bf16=1e-6, fp8=1.0, attention=1.0, attention_backward=1.0, gap=0.0)
+ANY = DeviceRates("ANY", copy=1e6, bf16=1e-6, fp8=1.0, attention=1.0, attention_backward=1.0, gap=0.0, fp32=0.5e-6)
 NO_COPY = DeviceRates("NO_COPY", copy=1e-6, bf16=1e3, fp8=1e3, attention=1.0, attention_backward=1.0, gap=0.0)
 
 
@@ -73,7 +73,7 @@ def test_it_is_the_default() -> None:
     assert Recipe().linears.mode == "auto" and report_of(linears=Recipe().linears.mode).linears == report_of().linears
 
 
-def test_fp32_counts_at_half_the_rate_of_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_linear_counts_in_the_dtype_that_it_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(rates, "rates_of", lambda device: ANY)
     monkeypatch.setattr(paying, "predicted", lambda shape, rates: seen.append(shape) or paying.Predicted((), 0, 0, 0))
@@ -82,6 +82,17 @@ def test_fp32_counts_at_half_the_rate_of_bf16(monkeypatch: pytest.MonkeyPatch) -
     with torch.autocast("cpu", torch.bfloat16):
         report_of()
     assert {shape.itemsize for shape in seen[2:]} == {2}
+
+
+def test_fp32_is_multiplied_in_tf32_where_torch_may() -> None:
+    named, before = Recipe(debug={"device_rates": "h200"}), torch.backends.cuda.matmul.allow_tf32
+    try:
+        for allowed, expected in ((False, RATES["h200"]), (True, RATES["h200"].with_tf32)):
+            torch.backends.cuda.matmul.allow_tf32 = allowed
+            assert rates.rates_for(torch.device("cpu"), named) == expected
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert rates.rates_for(torch.device("cpu"), Recipe()) is None
 
 
 def test_linears_of_one_input_share_its_codes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,27 @@ PRICES = (
         ("tests/tools/test_calibrate_bits.py",),
     ),
     Mutant(
+        "rates: FP32 is multiplied at BF16's rate",
+        "fp8compile/cost/device_rates.py",
+        "self.bf16 if itemsize <= 2 else self.fp32",
+        "self.bf16",
+        ("tests/cost/test_op_cost.py",),
+    ),
+    Mutant(
+        "rates: TF32 is for nobody",
+        "fp8compile/recipe/rates.py",
+        "torch.backends.cuda.matmul.allow_tf32",
+        "False",
+        ("tests/linears/test_paying.py",),
+    ),
+    Mutant(
+        "op_cost: a convolution's backward has one product",
+        "fp8compile/cost/op_cost.py",
+        "sum(map(bool, node.args[10][:2]))",
+        "1",
+        ("tests/cost/test_op_cost.py",),
+    ),
+    Mutant(
         "generated: one kernel on both sides of a product",
         KERNELS,
         "is_generated(n) and self._products[n] in allowed",
