@@ -43,7 +43,7 @@ def microseconds(node: Node, rates: DeviceRates) -> float:
 
 
 def rate_of(node: Node, rates: DeviceRates) -> float:
-    """What the device reaches in it, TFLOP/s: a matmul, a convolution or attention, which is slower in FP32 as matmuls are."""
+    """TFLOP/s that the device reaches in a matmul, a convolution or attention; that of FP32 is slower as matmuls are."""
     if is_attention(node):
         value = _operand(node, 0).meta["val"]
         return rates.attention * rates.matmul(value.dtype.itemsize) / rates.bf16
