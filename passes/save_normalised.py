@@ -56,7 +56,7 @@ def save_normalised(split: PartitionedGraph, ctx: Context) -> Notes:
             continue
         spared = [edge for edge in made_of if _is_read_for(edge.backward, late)]
         if _takes_fewer_bytes(early, made_of, spared):
-            split.save(late, early if has_codes else _copied(early), made_of[0])
+            split.save(late, early if has_codes or _is_stored_whole(early) else _copied(early), made_of[0])
             split.drop_unread()
     return Notes()
 
@@ -65,6 +65,13 @@ def _takes_fewer_bytes(early: Node, made_of: Sequence[SavedTensor], spared: Sequ
     """Whether codes of a value take fewer than exact values of what it is made of, without those that serve it alone."""
     exact = sum(nbytes(edge.forward.meta["val"]) - _codes(edge.forward) for edge in made_of)
     return bool(made_of) and _codes(early) - sum(_codes(edge.forward) for edge in spared) < exact
+
+
+def _is_stored_whole(early: Node) -> bool:
+    """Whether storing a value cannot change what reads it: it is a sum in FP32, in registers as in memory. A product may be
+    added to something in one rounding where it is not stored."""
+    value = itself(early)
+    return packet(value) is aten.add and value.meta["val"].dtype == torch.float32 == early.meta["val"].dtype
 
 
 def _copied(early: Node) -> Node:

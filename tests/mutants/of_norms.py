@@ -72,8 +72,15 @@ NORMS = (
     Mutant(
         "save_normalised: the forward reads what is saved",
         "passes/save_normalised.py",
-        "early if has_codes else _copied(early)",
+        "early if has_codes or _is_stored_whole(early) else _copied(early)",
         "early",
+        ("tests/passes/test_save_normalised.py",),
+    ),
+    Mutant(
+        "save_normalised: FP32 sums are added up for each reader",
+        "passes/save_normalised.py",
+        " or _is_stored_whole(early)",
+        "",
         ("tests/passes/test_save_normalised.py",),
     ),
     Mutant(

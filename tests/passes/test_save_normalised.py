@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile.analysis.sensitivity.error import NORMALISED
+from fp8compile.fx.graph import COPY_OF
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.passes.save_normalised import save_normalised
 from fp8compile.recipe.context import Context
@@ -79,10 +80,12 @@ class Masked(nn.Module):
         return self.b(self.second(self.first(h) * self.gain))
 
 
-def split(model: nn.Module, disabled: str = LATER, **options: object) -> PartitionedGraph:
+def split(
+    model: nn.Module, disabled: str = LATER, dtype: torch.dtype = torch.bfloat16, **options: object
+) -> PartitionedGraph:
     torch._dynamo.reset()
-    x = torch.randn(128, 64, dtype=torch.bfloat16).requires_grad_()
-    return split_of(model.bfloat16(), x, disabled=disabled, linears="off", **options)  # type: ignore[arg-type]
+    x = torch.randn(128, 64, dtype=dtype).requires_grad_()
+    return split_of(model.to(dtype), x, disabled=disabled, linears="off", **options)  # type: ignore[arg-type]
 
 
 def saved(found: PartitionedGraph) -> list[str]:
@@ -109,6 +112,13 @@ def test_the_sum_is_saved_instead_of_the_matmul_s_result() -> None:
     assert after.saved_bytes() == before.saved_bytes()
 
 
+def test_a_sum_in_fp32_is_no_copy() -> None:
+    """Else the forward adds it up anew wherever it is read: a ViT's first sums, which read an image's patches."""
+    for dtype, copied in ((torch.bfloat16, True), (torch.float32, False)):
+        [sum_] = [e.forward for e in split(Residual(), dtype=dtype).edges if e.forward.name.startswith("add")]
+        assert (COPY_OF in sum_.meta) == copied and (len(sum_.users) == 1) == copied
+
+
 def test_it_is_idempotent() -> None:
     found = split(Residual())
     edges = [(e.forward.name, e.backward.name) for e in found.edges]
@@ -116,9 +126,10 @@ def test_it_is_idempotent() -> None:
     assert [(e.forward.name, e.backward.name) for e in found.edges] == edges
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("codegen", ["eager", "inductor"])
-def test_the_forward_stays_as_it_was_to_the_bit(codegen: str) -> None:
-    model, x = Residual().bfloat16(), torch.randn(128, 64, dtype=torch.bfloat16).requires_grad_()
+def test_the_forward_stays_as_it_was_to_the_bit(codegen: str, dtype: torch.dtype) -> None:
+    model, x = Residual().to(dtype), torch.randn(128, 64, dtype=dtype).requires_grad_()
     outputs = []
     for preset in ("off", "default"):
         torch._dynamo.reset()

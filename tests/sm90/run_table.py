@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -49,14 +49,33 @@ ATTENTION = F.scaled_dot_product_attention
 
 
 class Step(nn.Module):
-    """A set-up's loss."""
+    """A set-up's loss, of a batch that is given to it."""
 
-    def __init__(self, made: SetUp) -> None:
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
-        self.model, self.loss = made.model, made.loss
+        self.model, self.names = model, names
 
-    def forward(self) -> Tensor:
-        return self.loss(self.model)
+    def forward(self, *batch: Tensor) -> Tensor:
+        loss: Tensor = self.model(**dict(zip(self.names, batch, strict=True))).loss
+        return loss
+
+
+class _Batch(Exception):
+    """What a loss calls its model with."""
+
+
+def batch_of(made: SetUp) -> dict[str, Tensor]:
+    """The batch that a set-up's loss hands to its model, by name."""
+
+    def called(**batch: Tensor) -> None:
+        raise _Batch(batch)
+
+    try:
+        made.loss(called)
+    except _Batch as found:
+        batch: dict[str, Tensor] = found.args[0]
+        return batch
+    raise AssertionError("the loss calls no model")
 
 
 @contextmanager
@@ -102,7 +121,7 @@ def resnet50() -> SetUp:
     model = ResNetForImageClassification(config).train().to(memory_format=torch.channels_last)
     x = torch.empty(128, 3, 224, 224).to(memory_format=torch.channels_last)
     y = torch.zeros(len(x), dtype=torch.int64)
-    return SetUp(model, lambda call: F.cross_entropy(call(x).logits, y), True, True, list(x.shape))
+    return SetUp(model, lambda call: call(pixel_values=x, labels=y).loss, True, True, list(x.shape))
 
 
 def lowered(name: str, layers: int, pipeline: str) -> list[LoweredGraph]:
@@ -110,7 +129,9 @@ def lowered(name: str, layers: int, pipeline: str) -> list[LoweredGraph]:
     made = resnet50() if name == "resnet50" else built(name, torch.device("cpu"), False, layers)
     with as_on_cuda(made.autocast, by_matmuls if name in BY_MATMULS else in_one_kernel):
         backend = backend_of(pipeline)
-        return lower(Step(made), backward=True, backend=backend, config_patches={JOINT_PASS: to_cuda}).graphs
+        batch = batch_of(made)
+        step, patches = Step(made.model, list(batch)), {JOINT_PASS: to_cuda}
+        return lower(step, *batch.values(), backward=True, backend=backend, config_patches=patches).graphs
 
 
 def priced(graphs: list[LoweredGraph]) -> dict[str, float]:
