@@ -35,7 +35,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import CppCodeCache, PyCodeCache
-from torch._inductor.codegen.triton import FixedTritonConfig
+from torch._inductor.codegen.triton import FixedTritonConfig, TritonKernel
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
 from torch._inductor.decomposition import select_decomp_table
@@ -144,8 +144,8 @@ STORED = "inductor_realize_to_strides"
 INPUTS, STATIC_INPUT = "primals_", "is_static_input"
 # In the "custom" meta of a node: what torch.autograd.graph.region_activation_memory_budget lets the partitioner keep there.
 MEMORY_BUDGET = "_region_activation_memory_budget"
-# Whether Dynamo compiles a module of a class of torch.nn's where it is compiled in place; before, it skips its forward.
-COMPILES_CONTAINERS = torch.__version__ >= "2.15"
+# Whether Dynamo compiles a module of torch.nn's that is compiled in place; whether kernels are as compiler/loop_loads.py says.
+COMPILES_CONTAINERS = LOADS_IN_LOOPS = torch.__version__ >= "2.15"
 # Whether a compilation can have a region of Dynamo's code caches to itself, with a recompile_limit of its own (torch 2.13).
 HAS_REGIONS = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
@@ -265,6 +265,7 @@ __all__ = [  # what is imported for others; what is defined above is for them to
     "SubclassGetAttrAOTOutput",
     "TangentAOTInput",
     "TracingContext",
+    "TritonKernel",
     "Unsupported",
     "ValueRanges",
     "bound_sympy",

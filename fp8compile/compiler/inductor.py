@@ -24,6 +24,7 @@ from fp8compile.compiler.hooks import lowering_first, passes_for
 from fp8compile.compiler.inductor_options import inductor_options, makes_cuda_graphs, mode_options, our_options
 from fp8compile.compiler.inline_regions import DIFFERS, OBSERVED, WHOLE, has_regions, inlined, recipes_differ
 from fp8compile.compiler.kernels import listing
+from fp8compile.compiler.loop_loads import with_loads_in_loops
 from fp8compile.compiler.near_kernels import BETWEEN_TWO, WITHIN_A_LAYER, with_near_kernels
 from fp8compile.compiler.node_by_node import run_nothing, run_the_graph
 from fp8compile.compiler.place_guard import guard_place
@@ -166,7 +167,7 @@ def with_our_kernels(inner: Callable[..., Any], recipe: Recipe) -> Callable[...,
     """An inner compiler of Inductor that makes kernels as a recipe's may be: of short forms, with what belongs in one."""
     if inner in (run_the_graph, run_nothing):
         return inner
-    inner = with_known_blocks(with_groups_held(with_tiles_for_codes(inner)))
+    inner = with_known_blocks(with_groups_held(with_tiles_for_codes(with_loads_in_loops(inner))))
     if not recipe.rewrites_graph:
         return inner
     return lowering_first(with_near_kernels(inner, BETWEEN_TWO if recipe.limits_memory else WITHIN_A_LAYER), recipe)

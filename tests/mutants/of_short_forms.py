@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 PASS = ("tests/passes/test_shorten_codecs.py",)
 PARTS = ("tests/passes/test_store_parts.py",)
+TABLES = ("tests/passes/test_store_tables.py",)
 FORMS = ("tests/numerics/test_code_forms.py",)
 FIRST = ("tests/linears/test_first_amax.py",)
 WEIGHTS = ("tests/linears/test_weight_amaxes.py",)
@@ -14,6 +15,28 @@ BLOCKS = ("tests/compiler/test_code_kernels.py",)
 LOWERED = "tests/sm90/test_instructions_sm90.py::"
 
 SHORT_FORMS = (
+    Mutant(
+        "loop loads: what a loop loaded is known behind it",
+        "fp8compile/compiler/inductor.py",
+        "with_tiles_for_codes(with_loads_in_loops(inner))",
+        "with_tiles_for_codes(inner)",
+        ("tests/sm90/test_loops_sm90.py",),
+    ),
+    *(
+        Mutant(f"store_tables: {fault}", "passes/store_tables.py", sound, broken, TABLES)
+        for fault, sound, broken in (
+            ("a table is rounded", ' and node.meta["val"].dtype == float32', ""),
+            ("what is stored anyway is marked", " and not is_read_from_memory(node)", ""),
+            (
+                "cheap operations count",
+                "INSTRUCTIONS.get(opname(node), 0) >= DEAR",
+                "INSTRUCTIONS.get(opname(node), 0)",
+            ),
+            ("readers of any size count", "LARGER * numel", "numel"),
+            ("a reader counts for each way to it", "seen.add(user)", "pass"),
+            ("casts are not looked through", "is_pointwise(user) or is_view_or_part(user)", "is_view_or_part(user)"),
+        )
+    ),
     Mutant(
         "store_parts: parts with readers of their own are stored twice",
         "passes/store_parts.py",

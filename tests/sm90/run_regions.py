@@ -1,5 +1,5 @@
 """Script: what checkpointed regions keep for the backward on an H100, by recipe and by who checkpoints.
-And lowered: attention in regions, dropout, convolutions channels last. Prints JSON."""
+And lowered: attention in regions, dropout, convolutions channels last, tables of rotations. Prints JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from fp8compile.compiler.hooks import taking_halves
 from fp8compile.recipe.recipe import Recipe
 
 from . import fake_h100
-from .compared import CASES, WIDTH, Case
+from .compared import CASES as COMPARED
+from .compared import WIDTH, Case
 from .known_scales import known_from_the_start
 from .lowering import LoweredGraph, lower, lowering_config, stock_backend
 from .measures import given, print_json
@@ -39,7 +40,7 @@ RECIPES = {
     "int8": {"linears": "int8", "saved.min_numel": 0},
 }
 REGIONS = ("checkpoint", "CheckpointWrapper", "a policy that saves nothing")
-LOWERED = ("vit, checkpointed", "mlp, dropout", "resnet, channels last", "chosen by a mask", "picked by place")
+BATCH, SEQ, HEADS = 64, 512, 4
 
 
 class Block(nn.Module):
@@ -52,6 +53,37 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))  # type: ignore[no-any-return]
+
+
+class Rotated(nn.Module):
+    """Queries and keys by rotary embeddings, whose tables the model makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("frequencies", 1e4 ** (-torch.arange(0, WIDTH // HEADS, 2) / (WIDTH // HEADS)).repeat(2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        angles = torch.arange(x.shape[1]).unsqueeze(1) * self.frequencies.float()
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        return tuple(self.rotated(linear(x), cos, sin) for linear in (self.q, self.k))
+
+    def rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat((-second, first), -1) * sin
+
+
+def rows() -> tuple[Tensor, ...]:
+    return (torch.empty(BATCH, SEQ, WIDTH, dtype=torch.bfloat16, requires_grad=True),)
+
+
+WITH_TABLES = "rotary embeddings"
+CASES = {**COMPARED, WITH_TABLES: Case(lambda: Rotated().bfloat16(), rows)}
+LOWERED = (
+    *("vit, checkpointed", "mlp, dropout", "resnet, channels last", "chosen by a mask", "picked by place"),
+    WITH_TABLES,
+)
 
 
 class Stack(nn.Module):

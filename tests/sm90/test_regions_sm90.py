@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
 
 pytest.importorskip("triton", reason="triton, which compiles what Inductor generates, exists for Linux only")
 
-from .run_regions import BLOCKS, LOWERED, RECIPES, REGIONS, ROWS, UNIT
+from .compared import WIDTH
+from .run_regions import BATCH, BLOCKS, HEADS, LOWERED, RECIPES, REGIONS, ROWS, SEQ, UNIT, WITH_TABLES
 from .subprocesses import result_of
 
 STATISTICS = 16  # bytes that delayed scales count of an operand in the forward, and the backward returns with its own
@@ -51,6 +53,25 @@ def test_attention_in_regions_is_computed_again_from_their_inputs() -> None:
     for arm in ("plain", "ours"):
         _, backward = lowered("vit, checkpointed", arm)
         assert sum(nbytes for nbytes, _ in backward["given"]) == (BLOCKS - 1) * UNIT // 2  # half as many rows
+
+
+def test_tables_of_rotations_are_computed_once_and_not_for_each_element() -> None:
+    """Plain Inductor computes a cosine and a sine for each element of q and of k, in every kernel that rotates."""
+    table, elements = SEQ * WIDTH // HEADS, BATCH * SEQ * WIDTH
+    for half in (0, 1):
+        plain, ours = (
+            [_elements(s) for s in lowered(WITH_TABLES, arm)[half]["sources"] if _WAVES(s)]
+            for arm in ("plain", "ours")
+        )
+        assert plain and set(plain) == {elements}
+        assert len(ours) <= 2 and set(ours) == {table}, "cosines and sines"
+
+
+_WAVES = re.compile(r"\b(?:cos|sin)\(").search
+
+
+def _elements(source: str) -> int:
+    return math.prod(map(int, re.findall(r"\b[xyr]\w*numel = (\d+)", source)))
 
 
 def test_dropout_keeps_its_seeds_and_no_mask() -> None:
