@@ -144,7 +144,7 @@ STORED = "inductor_realize_to_strides"
 INPUTS, STATIC_INPUT = "primals_", "is_static_input"
 # In the "custom" meta of a node: what torch.autograd.graph.region_activation_memory_budget lets the partitioner keep there.
 MEMORY_BUDGET = "_region_activation_memory_budget"
-# Whether Dynamo compiles a module of torch.nn's that is compiled in place; whether kernels are as compiler/loop_loads.py says.
+# Whether Dynamo compiles a module of torch.nn's compiled in place; whether kernels are as compiler/loop_loads.py says.
 COMPILES_CONTAINERS = LOADS_IN_LOOPS = torch.__version__ >= "2.15"
 # Whether a compilation can have a region of Dynamo's code caches to itself, with a recompile_limit of its own (torch 2.13).
 HAS_REGIONS = "isolate_recompiles" in inspect.signature(torch.compile).parameters
