@@ -15,6 +15,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a script's own folder is all that is there
 
 from benchmarks import kernel_table, readme_tables
+from benchmarks.first import lowered as first_lowered
 from benchmarks.first import readings
 from benchmarks.first import table as first_table
 from benchmarks.harness import (
@@ -219,6 +220,7 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], list[str]]]] = (
     ("counted", "A small layer lowered for an H100", small_layer),
     ("counted", "Observation lowered for an H100", observed),
     ("counted", "Optimizer step lowered for an H100", optimizer_step),
+    ("predicted", "Set-ups of the H200's table, lowered", first_lowered.device_table),
     ("predicted", "Kernels read on an H200", instructions_section.kernels_read),
     ("predicted", "Instructions of an optimizer's step", instructions_section.optimizer_instructions),
     ("predicted", "Instructions of a layer's kernels", instructions_section.layer_instructions),

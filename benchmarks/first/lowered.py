@@ -55,6 +55,7 @@ def device_table(folder: Path) -> list[str]:
         "code. *Calls* are matmuls, convolutions and attention, by a roofline with the rates that the H200 reached in large",
         "ones. *Read* is what plain Inductor's took on the H200 (torch 2.11). ResNet-50 is lowered whole; of the others two",
         "layers and three, and what the third added counts for each of the rest. Waiting for the host is not predicted.",
+        "A cosine counts with a branch for large angles that is not taken, so rotary embeddings are predicted too long.",
         "",
         *table(head, _rows(found["rows"], read)),
     ]
