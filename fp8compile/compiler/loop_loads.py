@@ -27,7 +27,8 @@ def with_loads_in_loops(inner_compile: Callable[..., Any]) -> Callable[..., Any]
 
 @contextmanager
 def _loading_once_more() -> Iterator[None]:
-    theirs = private.TritonKernel.load
+    kernels: Any = private.TritonKernel
+    theirs = kernels.load
 
     def load(kernel: Any, name: str, index: Any) -> Any:
         before = len(kernel.compute._lines)
@@ -39,8 +40,8 @@ def _loading_once_more() -> Iterator[None]:
             kernel.outside_loop_vars.discard(value)
         return value
 
-    private.TritonKernel.load = load  # type: ignore[method-assign]
+    kernels.load = load
     try:
         yield
     finally:
-        private.TritonKernel.load = theirs  # type: ignore[method-assign]
+        kernels.load = theirs

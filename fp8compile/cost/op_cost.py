@@ -11,6 +11,8 @@ backward five, half of each where it is causal.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 from torch.fx import Node
 
@@ -62,7 +64,8 @@ def flops(node: Node) -> float:
         return _of_convolution(_operand(node, 0).meta["val"], out, _operand(node, 1).meta["val"], node.args[6])
     if opname(node) == ITS_BACKWARD:  # the gradients of input and weight are as much work as the result
         given, x, weight = (_operand(node, i).meta["val"] for i in range(3))
-        return _of_convolution(x, given, weight, node.args[7]) * sum(map(bool, node.args[10][:2]))  # type: ignore[index]
+        wanted: Any = node.args[10]
+        return _of_convolution(x, given, weight, node.args[7]) * sum(map(bool, wanted[:2]))
     return flops_an_element(node) * numel(out)
 
 
