@@ -173,8 +173,8 @@ SHORT_FORMS = (
     Mutant(
         "group kernels: groups are walked along",
         "fp8compile/compiler/inductor.py",
-        "with_groups_held(with_tiles_for_codes(inner))",
-        "with_tiles_for_codes(inner)",
+        "with_groups_held(with_tiles_for_codes(with_loads_in_loops(inner)))",
+        "with_tiles_for_codes(with_loads_in_loops(inner))",
         (f"{LOWERED}test_groups_are_held_in_registers",),
     ),
     Mutant(
