@@ -119,7 +119,7 @@ def test_recipes_suit_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arms, "int8_unsupported_reason", lambda device: None)
     assert names() == [PLAIN, "storage", "half_budget", "int8", "few_bits"]
     monkeypatch.setattr(arms, "fp8_unsupported_reason", lambda device: None)
-    assert names() == [PLAIN, "storage", "linears", "speed", "default", "delayed", "few_bits"]
+    assert names() == [PLAIN, "storage", "linears", "speed", "default", "all_codes", "delayed", "few_bits"]
     asked = ["off", "default", {}, {"linears.scaling": "delayed"}, Recipe(saved="off")]
     assert names(asked) == [PLAIN, "default", "linears.scaling=delayed", "saved='off'"], "each once"
 
