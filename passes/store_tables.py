@@ -9,7 +9,7 @@ Inductor as in ours (benchmarks/results/first-contact-h200-4.jsonl). So a table 
 its kernel takes (``fp8compile/cost/device_rates.py``).
 
 Left as they are: values that are not FP32, since storing one would round it; what is stored anyway; operations that take
-fewer than ``DEAR`` instructions an element, as a norm's 1 / deviation does.
+fewer than ``LEAST`` instructions an element, as a norm's 1 / deviation does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fp8compile.fx.ops import is_pointwise, is_read_from_memory, is_view_or_part
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes
 
-DEAR = 20  # instructions an element
+LEAST = 20  # instructions an element
 LARGER = 8  # times as many elements
 
 
@@ -42,7 +42,7 @@ def store_tables(graph: Graph, ctx: Context) -> Notes:
 
 def _is_dear(node: Node) -> bool:
     """Whether an FP32 value takes many instructions an element."""
-    dear = is_pointwise(node) and INSTRUCTIONS.get(opname(node), 0) >= DEAR
+    dear = is_pointwise(node) and INSTRUCTIONS.get(opname(node), 0) >= LEAST
     return dear and is_tensor(node) and node.meta["val"].dtype == float32
 
 

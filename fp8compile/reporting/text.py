@@ -13,7 +13,7 @@ from rich.table import Table
 from fp8compile._text import WIDTH, human, printed, terminal_width
 from fp8compile.reporting.entries import LINEAR, LOGITS, OFFLOAD, SAVED, Notes, SavedEntry, Skip
 from fp8compile.reporting.tables import Entries, table_of
-from fp8compile.reporting.waterfall import DEAR, Amount, Waterfall, merged
+from fp8compile.reporting.waterfall import UNPAID, Amount, Waterfall, merged
 
 LINES = 25  # of the first screen
 MOST_PARTS, MOST_ROWS = 5, 5
@@ -27,9 +27,9 @@ def headline(recipe: str, kinds: Sequence[tuple[str, int]], saved_bytes: tuple[i
     share = f" ({ours / plain:.0%})" if plain else ""
     lines = [f"fp8compile: {_graphs(kinds)}, {recipe}"]
     lines += [f"saved for backward: {human(ours)}, plain Inductor {human(plain)}{share}"]
-    if dear := [skip for skip in notes.skipped(SAVED) if _short(skip.reason) == DEAR]:
+    if dear := [skip for skip in notes.skipped(SAVED) if _short(skip.reason) == UNPAID]:
         left_out = f"{len(dear)} tensors, {human(sum(skip.bytes for skip in dear))}"
-        lines += [f'{DEAR}: {left_out} stay as they are (saved.max_cost="any" stores them too)']
+        lines += [f'{UNPAID}: {left_out} stay as they are (saved.max_cost="any" stores them too)']
     done, left = len(notes.linears), notes.skipped(LINEAR)
     if done or left:
         lines += [f"linears: {done} of {done + len(left)} matmuls in {kind_of_codes(notes)}{_left(left)}"]

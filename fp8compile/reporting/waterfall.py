@@ -25,7 +25,7 @@ ENCODED = "stored as codes"
 OFFLOADED = "offloaded to the host"
 OBSERVED = "statistics"
 # Labels of parts; the label of a tensor that was left is the reason, as far as its first colon.
-DEAR = "codes cost more than their worth"
+UNPAID = "codes cost more than their worth"
 CODES = "codes and their scales"
 OTHER = "of other kinds"
 

@@ -46,7 +46,7 @@ from fp8compile.fx.ops import (
 )
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.numerics import Groupwise
-from fp8compile.reporting.waterfall import DEAR
+from fp8compile.reporting.waterfall import UNPAID
 from fp8compile.saved.rows import row_dims_of
 
 ENCODE, DECODE = 12, 15  # lane instructions an element
@@ -73,7 +73,7 @@ class Price:
     def reason(self, max_cost: float, device: str) -> str:
         """Why it is not stored."""
         return (
-            f"{DEAR}: {self.us:.3g} us, more than {max_cost:g} of the {self.worth_us:.3g} us in which {self.saved} bytes "
+            f"{UNPAID}: {self.us:.3g} us, more than {max_cost:g} of the {self.worth_us:.3g} us in which {self.saved} bytes "
             f"of it are made again (predicted for {device})"
         )
 

@@ -29,7 +29,7 @@ SHORT_FORMS = (
             ("what is stored anyway is marked", " and not is_read_from_memory(node)", ""),
             (
                 "cheap operations count",
-                "INSTRUCTIONS.get(opname(node), 0) >= DEAR",
+                "INSTRUCTIONS.get(opname(node), 0) >= LEAST",
                 "INSTRUCTIONS.get(opname(node), 0)",
             ),
             ("readers of any size count", "LARGER * numel", "numel"),

@@ -17,7 +17,7 @@ from fp8compile.cost.device_rates import RATES, DeviceRates
 from fp8compile.fx.graph import numel, storage_root
 from fp8compile.recipe import rates
 from fp8compile.reporting.report import Report
-from fp8compile.reporting.waterfall import DEAR
+from fp8compile.reporting.waterfall import UNPAID
 from fp8compile.saved.attention_result import is_read_by_attention, tokens_of
 from fp8compile.saved.price import DECODE, ENCODE, Price, Prices
 from tests.support.graphs import split_of
@@ -164,7 +164,7 @@ def report_of(**options: object) -> Report:
 
 
 def left(report: Report) -> list[str]:
-    return [skip.reason for skip in report.notes.skipped("saved for backward") if skip.reason.startswith(DEAR)]
+    return [skip.reason for skip in report.notes.skipped("saved for backward") if skip.reason.startswith(UNPAID)]
 
 
 def test_small_layers_stay_in_16_bit_with_both_figures() -> None:
@@ -172,7 +172,9 @@ def test_small_layers_stay_in_16_bit_with_both_figures() -> None:
     reasons = left(found)
     assert len(reasons) >= 4, "q, k, v and the result"
     assert all("us, more than 1 of the" in r and "made again (predicted for H100)" in r for r in reasons)
-    assert f"{DEAR}: {len(reasons)} tensors, " in str(found) and 'saved.max_cost="any" stores them too' in str(found)
+    assert f"{UNPAID}: {len(reasons)} tensors, " in str(found) and 'saved.max_cost="any" stores them too' in str(
+        found
+    )
     assert found.saved, "what costs nothing is stored"
 
 
