@@ -9,7 +9,8 @@ Inductor as in ours (benchmarks/results/first-contact-h200-4.jsonl). So a table 
 its kernel takes (``fp8compile/cost/device_rates.py``).
 
 Left as they are: values that are not FP32, since storing one would round it; what is stored anyway; operations that take
-fewer than ``LEAST`` instructions an element, as a norm's 1 / deviation does.
+fewer than ``LEAST`` instructions an element; numbers of rows, as the power that a norm's backward takes of 1 / deviation:
+kernels that take rows compute them once a row.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ def store_tables(graph: Graph, ctx: Context) -> Notes:
 
 
 def _is_dear(node: Node) -> bool:
-    """Whether an FP32 value takes many instructions an element."""
+    """Whether an FP32 value takes many instructions an element, and is no number for each row."""
     dear = is_pointwise(node) and INSTRUCTIONS.get(opname(node), 0) >= LEAST
-    return dear and is_tensor(node) and node.meta["val"].dtype == float32
+    return dear and is_tensor(node) and node.meta["val"].dtype == float32 and node.meta["val"].shape[-1:] != (1,)
 
 
 def _spared_us(table: Node) -> float:

@@ -25,6 +25,7 @@ SHORT_FORMS = (
     *(
         Mutant(f"store_tables: {fault}", "passes/store_tables.py", sound, broken, TABLES)
         for fault, sound, broken in (
+            ("numbers of rows are tables", ' and node.meta["val"].shape[-1:] != (1,)', ""),
             ("a table is rounded", ' and node.meta["val"].dtype == float32', ""),
             ("what is stored anyway is marked", " and not is_read_from_memory(node)", ""),
             (

@@ -84,6 +84,7 @@ def of_cosines(fn: Fn) -> Fn:
     ("why", "make"),
     [
         ("cheap to compute", lambda: traced(scaled(torch.exp), (8, HEADS, SEQ, WIDTH))),
+        ("a number for each row", lambda: traced(lambda q, t: (q * t.pow(3)[:, None],), table=(1, SEQ, 1))),
         ("storing it would round it", lambda: traced(rotary, dtype=torch.bfloat16)),
         ("too few elements read it", lambda: traced(rotary, (1, HEADS, 16, WIDTH), (1, 16, WIDTH))),
         ("no larger value reads it", lambda: traced(lambda q, t: (t.cos() * q[:, 0].float(),))),
