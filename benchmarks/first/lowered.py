@@ -6,17 +6,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.first.comparisons import MODELS
+from benchmarks.first.comparisons import MODELS, PLAIN, timed
 from benchmarks.first.readings import readings
 from benchmarks.harness.measured_sections import load, source, table
 
 NAME = "table-sm90-lowered.json"
 ARMS = {
-    "inductor": "plain Inductor",
+    PLAIN: "plain Inductor",
     "storage_worth": "storage alone",
     "default": "default",
     "all_codes": '`saved.max_cost="any"`',
 }
+SETUP = "setup-"  # how a set-up's name begins
 GENERATED = "triton"  # how names of generated kernels begin
 
 
@@ -31,7 +32,7 @@ def whole(row: Mapping[str, Any], what: str) -> float:
 
 def microseconds(row: Mapping[str, Any]) -> float:
     """Of kernels and calls."""
-    return whole(row, "kernels_us") + whole(row, "calls_us")
+    return whole(row, "us") + whole(row, "calls_us")
 
 
 def device_table(folder: Path) -> list[str]:
@@ -62,18 +63,18 @@ def device_table(folder: Path) -> list[str]:
 
 
 def _rows(rows: list[dict[str, Any]], read: Mapping[str, tuple[float, float]]) -> Iterator[tuple[str, ...]]:
-    plain = {row["setup"]: row for row in rows if row["arm"] == "inductor"}
+    plain = {row["setup"]: row for row in rows if row["arm"] == PLAIN}
     for row in rows:
-        beside, is_plain = plain[row["setup"]], row["arm"] == "inductor"
+        beside, is_plain = plain[row["setup"]], row["arm"] == PLAIN
         of_device = [f"{us / 1e3:.1f}" for us in read[row["setup"]]] if is_plain else ["", ""]
         yield (
-            MODELS[f"setup-{row['setup']}"] if is_plain else "",
+            MODELS[SETUP + row["setup"]] if is_plain else "",
             ARMS[row["arm"]],
-            f"{whole(row, 'kernels_us') / 1e3:.1f}",
+            f"{whole(row, 'us') / 1e3:.1f}",
             of_device[0],
             f"{whole(row, 'calls_us') / 1e3:.1f}",
             of_device[1],
-            f"{whole(row, 'launches') + whole(row, 'calls'):.0f}",
+            f"{whole(row, 'launches') + whole(row, 'externs'):.0f}",
             f"{microseconds(beside) / microseconds(row):.2f}",
             f"{whole(row, 'kept') / whole(beside, 'kept'):.0%}",
         )
@@ -83,9 +84,8 @@ def _read(folder: Path) -> dict[str, tuple[float, float]]:
     """By set-up: microseconds that plain Inductor's generated kernels took, and all else."""
     found = {}
     for reading in readings(folder):
-        for fact in reading.found:
-            kind, *rest = fact["job"].split("-")
-            if "kernels" in fact and kind == "setup" and rest[1:] == ["inductor"]:
-                generated = sum(us for name, _, us in fact["kernels"] if name.startswith(GENERATED))
-                found[rest[0]] = generated, fact["device_us"] - generated
+        for row in timed(reading.found):
+            if row.way == PLAIN and row.model.startswith(SETUP) and row.profile:
+                generated = sum(us for name, _, us in row.profile["kernels"] if name.startswith(GENERATED))
+                found[row.model.removeprefix(SETUP)] = generated, row.profile["device_us"] - generated
     return found

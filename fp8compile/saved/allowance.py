@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from fp8compile.cost.device_rates import RATES
 from fp8compile.fx.checkpointed import has_regions
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
@@ -23,8 +25,7 @@ class Allowance:
 
     def __init__(self, split: PartitionedGraph, ctx: Context) -> None:
         self._split = split
-        # Bytes come first where the user checkpoints, and where every way to store a value is measured for a budget.
-        self._wants_all = ctx.measures_saved or has_regions(split.fw.graph) or has_regions(split.bw.graph)
+        self._measures = ctx.measures_saved  # every way to store a value, for a budget of bytes
         self._prices: dict[str, Prices] = {}
 
     def reason_against(self, edge: SavedTensor, recipe: Recipe) -> str | None:
@@ -32,7 +33,7 @@ class Allowance:
         allowed, device = recipe.saved.max_cost, edge.forward.meta["val"].device
         rates = rates_for(device, recipe)
         if allowed == "auto":
-            allowed = "any" if rates is None or self._wants_all or recipe.asks_for_memory else WORTH
+            allowed = "any" if rates is None or self._measures or self._asks_for_memory(recipe) else WORTH
         if isinstance(allowed, str):
             return None  # "any"
         if rates is None:
@@ -41,3 +42,10 @@ class Allowance:
             self._prices[rates.name] = Prices(self._split, rates)
         price = self._prices[rates.name].of(edge, recipe.saved.group_size)
         return None if price.pays(allowed) else price.reason(allowed, rates.name)
+
+    def _asks_for_memory(self, recipe: Recipe) -> bool:
+        return recipe.asks_for_memory or self._is_checkpointed
+
+    @cached_property
+    def _is_checkpointed(self) -> bool:
+        return has_regions(self._split.fw.graph) or has_regions(self._split.bw.graph)

@@ -23,7 +23,7 @@ def test_no_code_is_scattered_and_every_kernel_has_a_price(row: dict[str, object
     lowered: dict[str, dict[str, float]] = row["lowered"]  # type: ignore[assignment]
     assert row["arm"] in ARMS
     for found in lowered.values():
-        assert found["scattered"] == found["unpriced"] == 0 < found["kept"]
+        assert found["scattered"] == found["without_price"] == 0 < found["kept"]
 
 
 def test_each_set_up_stands_beside_plain_inductor() -> None:

@@ -118,17 +118,16 @@ def test_elements_count_once_for_each_reader_and_once_for_a_diamond() -> None:
 
 
 def test_numbers_are_those_of_inductor_without_it() -> None:
-    q, angles = torch.randn(1, 16, 512, WIDTH, dtype=torch.bfloat16), torch.randn(1, 512, WIDTH)
+    q, angles = torch.randn(1, HEADS, 1024, WIDTH, dtype=torch.bfloat16), torch.randn(1, 1024, WIDTH)
+
+    def store(graph: Graph) -> None:
+        store_tables(graph, Context(Recipe()))
+        assert sum(node.meta.get(private.STORED, False) for node in graph.nodes) == 2
+
     found = []
-    for marks in (False, True):
+    for options in ({}, {"post_grad_custom_post_pass": store}):
         torch._dynamo.reset()
-
-        def mark(graph: Graph, marks: bool = marks) -> None:
-            if marks:
-                for node in graph.nodes:
-                    node.meta |= {private.STORED: True} if node.name in ("cos", "sin") else {}
-
-        options = {"post_grad_custom_post_pass": mark}
-        result, _ = run_and_get_code(torch.compile(rotary, options=options), q, angles)
-        found.append(result[0])
-    assert torch.equal(*found)
+        result, code = run_and_get_code(torch.compile(rotary, options=options), q, angles)
+        found.append((result[0], "".join(code)))
+    (plain, without), (ours, code_of_ours) = found
+    assert torch.equal(plain, ours) and without != code_of_ours

@@ -13,7 +13,6 @@ not is cast; attention is matmuls and a softmax where it was there; where it was
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -29,13 +28,13 @@ from fp8compile.cost.op_cost import is_priced, microseconds
 from fp8compile.fx.ops import contracts
 
 from . import fake_h100
-from .kernel_cost import cost_of
 from .layers import ALL_CODES, DEFAULT, PLAIN, STORAGE_WORTH
 from .lowering import LoweredGraph, lower
 from .measures import given, print_json
 from .on_cuda import JOINT_PASS, to_cuda
 from .run_layers import backend_of
 from .run_linears import LABEL
+from .run_setups import totals
 from .scattered import scattered_stores
 from .subprocesses import result_of
 
@@ -136,21 +135,13 @@ def lowered(name: str, layers: int, pipeline: str) -> list[LoweredGraph]:
         return lower(step, *batch.values(), backward=True, backend=backend, config_patches=patches).graphs
 
 
-def priced(graphs: list[LoweredGraph]) -> dict[str, float]:
-    """Both halves together: microseconds of generated kernels and of calls, launches of each, bytes kept and moved."""
-    launched = [(graph.kernels[name], times) for graph in graphs for name, times in Counter(graph.launches).items()]
-    costs = [(cost_of(kernel), times) for kernel, times in launched]
+def priced(graphs: list[LoweredGraph]) -> dict[str, Any]:
+    """What counts of both halves together, with microseconds of calls, scattered stores of codes, and bytes kept."""
     calls = [n for graph in graphs if graph.graph for n in graph.graph.nodes if is_call(n)]
     return {
-        "kernels_us": sum(cost.us * times for cost, times in costs if cost),
+        **totals(graphs, priced=True),
         "calls_us": sum(microseconds(node, H200) for node in calls),
-        "launches": sum(times for _, times in launched),
-        "calls": sum(len(graph.externs) for graph in graphs),
-        "bytes": sum(graph.num_bytes for graph in graphs),
-        "instructions": sum(cost.issued * times for cost, times in costs if cost),
-        "registers": max(cost.registers for cost, _ in costs if cost),
-        "scattered": sum(len(scattered_stores(kernel)) for kernel, _ in launched),
-        "unpriced": sum(times for cost, times in costs if not cost),
+        "scattered": sum(len(scattered_stores(kernel)) for graph in graphs for kernel in graph.kernels.values()),
         "kept": sum(value.numel() * value.element_size() for value in given(graphs[-1])),
     }
 
@@ -160,7 +151,7 @@ def is_call(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and contracts(node) and is_priced(node)
 
 
-def measured(name: str, pipeline: str) -> dict[str, dict[str, float]]:
+def measured(name: str, pipeline: str) -> dict[str, dict[str, Any]]:
     """By number of layers."""
     fake_h100.install()
     return {str(layers): priced(lowered(name, layers, pipeline)) for layers in (DEPTHS if LAYERS[name] else (0,))}
