@@ -81,10 +81,10 @@ def _encode(split: PartitionedGraph, edge: SavedTensor, stored: Stored, beside: 
 
     last = functools.reduce(later, stored.beside, edge.forward)
     made = splice(split.fw.graph, encode, edge.forward, *stored.beside, before=insertion_point_after(last))
-    used = [split.placeholder(edge, node, part) for node, part in zip(made, stored.parts, strict=True)]
     more = beside.nbytes(stored)
     first = edge.in_order[0]
-    kept = [beside.in_backward(each, first) for each in about]
+    kept = [beside.in_backward(each, first) for each in about]  # before the codes, as it is among what is saved
+    used = [split.placeholder(edge, node, part) for node, part in zip(made, stored.parts, strict=True)]
     decoded = splice(split.bw.graph, decode, *used, *kept, before=first)
     _read_instead(edge, decoded, dtype)
     shared = "" if edge.forward.meta.get(NO_VERSION_CHECK) else split.belongs_to(edge.forward)

@@ -68,6 +68,7 @@ class PartitionedGraph:
         tokens = sum(map(is_token, self.inputs))
         self.static = {self.inputs[tokens + i] for i in static_inputs}
         self.needs_grad = _inputs_with_gradient(self.inputs, bw)
+        self.gained_us = 0.0  # microseconds that rewrites are predicted to save, without what they add
 
     def caller_owns(self, root: Node) -> bool:
         """Whether a storage outlives the forward anyway: a parameter, a buffer, or data the caller passed in."""
@@ -207,6 +208,8 @@ class PartitionedGraph:
 
         ``sinks_weights`` moves what is made of parameters alone to where it is read (fp8compile/fx/order.py).
         """
+        takes = self.bw.graph.find_nodes(op="placeholder")[len(self._sizes) :]
+        assert takes[: len(self.edges)] == [edge.backward for edge in self.edges], "saved in another order than taken"
         edges = [
             (e.forward, dataclasses.replace(e.desc, idx=i) if e.desc else None) for i, e in enumerate(self.edges)
         ]

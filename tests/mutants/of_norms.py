@@ -148,6 +148,13 @@ NORMS = (
         ("tests/saved/test_kept_beside.py",),
     ),
     Mutant(
+        "partition: saved in another order than it is taken",
+        "fp8compile/fx/partition.py",
+        "self.edges.insert(0, SavedTensor(made, used",
+        "self.edges.append(SavedTensor(made, used",
+        ("tests/saved/test_kept_beside.py",),
+    ),
+    Mutant(
         "kept_beside: what the backward makes again is kept besides",
         "fp8compile/saved/kept_beside.py",
         "if node in self._again:",

@@ -148,7 +148,7 @@ def text_of(found: Sequence[Record]) -> str:
         lines.append(f"{name:24}" + "".join(f"{cell:>18}" for cell in cells))
     bad = [r for r in found if r.outcome in BAD]
     lines += [
-        f"{r.key}: {r.outcome} {r.detail} [{r.about}] stored as codes: {'; '.join(r.saved.format)}" for r in bad
+        f"{r.key}: {r.outcome} {r.detail} [{r.about}] stored as codes: {'; '.join(r.saved)}" for r in bad
     ]
     return "\n".join(lines)
 

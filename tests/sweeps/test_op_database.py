@@ -20,7 +20,7 @@ from tests.sweeps.op_selection import SELECTION
 
 def told(found: list[Record]) -> str:
     return "\n".join(
-        f"{r.key}: {r.outcome} {r.detail} [{r.about}]; as codes: {'; '.join(r.saved.format)}" for r in found
+        f"{r.key}: {r.outcome} {r.detail} [{r.about}]; as codes: {'; '.join(r.saved)}" for r in found
     )
 
 
@@ -32,6 +32,17 @@ def test_selected(name: str, dtype: str, wrappers: tuple[str, ...], tally: Calla
     for record in found:
         tally(f"op_db {dtype}, CI", record.outcome)
     assert not unexcused(found), told(unexcused(found))
+
+
+def test_a_mean_that_is_kept_beside_the_first_codes_is_taken_as_it_is_saved() -> None:
+    """Its count is a tensor that is stored in a byte: nothing that the backward has makes the mean again."""
+    found = records("masked.var", "float16", samples=1, wrappers=("sum",))
+    assert [record.outcome for record in found] == ["encoded"], told(found)
+
+
+def test_what_must_not_be_is_told() -> None:
+    bad = Record("sin", "float32", 0, "sum", "wrong", saved=("x1 int8 1x128",))
+    assert "x1 int8 1x128" in told([bad]) and "x1 int8 1x128" in text_of([bad])
 
 
 @pytest.mark.sweep
