@@ -16,6 +16,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
@@ -58,9 +59,20 @@ class _Near:
 
 
 def places_of(graph: Graph) -> dict[Node, int]:
-    """For each operation, how many matmuls and attentions stand before it or are it."""
-    found, count = {}, 0
+    """For each operation, how many matmuls and attentions stand before it or are it.
+
+    What is written back into the caller's memory, as a batch norm's running mean, stands at a graph's end for its readers'
+    sake. It may be written where it is made, and keeps nothing alive there.
+    """
+    found, count = dict[Node, int](), 0
     for node in graph.nodes:
         count += contracts(node)
-        found[node] = count
+        found[node] = found[node.args[1]] if _writes_back(node) else count
     return found
+
+
+def _writes_back(node: Node) -> bool:
+    if node.target is not torch.ops.aten.copy_.default or not isinstance(node.args[1], Node):
+        return False
+    into = node.args[0]
+    return isinstance(into, Node) and into.op == "placeholder"

@@ -9,7 +9,7 @@ import pytest
 
 from fp8compile import _torch as private
 from fp8compile.compiler import group_kernels
-from fp8compile.compiler.group_kernels import with_groups_held
+from fp8compile.compiler.group_kernels import COLUMN, with_groups_held
 from fp8compile.linears.first_amax import GROUP
 
 
@@ -20,7 +20,7 @@ def held(
     virtualized, asked = private.inductor_virtualized, list[bool]()
     monkeypatch.setattr(group_kernels, "sums_along_rows", lambda node: node)
     features: Any = SimpleNamespace(reduction_numel=length, reduction_nodes=lambda: along)
-    sizes = SimpleNamespace(statically_known_equals=lambda a, b: a == b)
+    sizes = SimpleNamespace(statically_known_equals=lambda a, b: a == b, statically_known_geq=lambda a, b: a >= b)
     handler: Any = SimpleNamespace(should_use_persistent_reduction=lambda *_: theirs)
 
     def inner() -> None:
@@ -51,3 +51,9 @@ def test_others_are_inductor_s_choice(
 ) -> None:
     for theirs in (False, True):
         assert held(monkeypatch, length, *along, theirs=theirs, shared=shared) is theirs
+
+
+def test_columns_are_walked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not held(monkeypatch, 64, False, False, theirs=True)
+    assert held(monkeypatch, 64, True, False, theirs=True), "rows beside them are held"
+    assert held(monkeypatch, COLUMN // 2, False, theirs=True), "a short column is Inductor's choice"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._inductor.scheduler import Scheduler
 from torch.fx import Graph, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fp8compile import _torch as private
 from fp8compile.compiler import near_kernels
@@ -27,6 +28,21 @@ def test_a_place_is_how_many_products_stand_before_a_value_or_are_it() -> None:
     graph = traced(lambda x, w: torch.tanh(torch.tanh(x) @ w) @ w + 1, [(8, 8), (8, 8)]).graph
     found = [(node.name, place) for node, place in places_of(graph).items() if node.op == "call_function"]
     assert found == [("tanh", 0), ("mm", 1), ("tanh_1", 1), ("mm_1", 2), ("add", 2)]
+
+
+def test_what_is_written_back_stands_where_it_is_made() -> None:
+    """As running means of batch norms, whose copies into the module's buffers end a graph; not what is copied elsewhere."""
+
+    def step(x: Tensor, w: Tensor, mean: Tensor) -> Tensor:
+        updated, own = mean + x, mean * 2
+        y = (x @ w) @ w
+        own.copy_(updated)
+        mean.copy_(updated)
+        return own + y
+
+    graph = make_fx(step)(*(torch.randn(8, 8) for _ in range(3))).graph
+    found = [place for node, place in places_of(graph).items() if node.target is torch.ops.aten.copy_.default]
+    assert found == [2, 0]
 
 
 def lowered_from(*origins: Node) -> Any:

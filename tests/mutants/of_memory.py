@@ -10,6 +10,27 @@ OF_BUDGET = ("tests/passes/test_recompute_for_budget.py", "tests/memory")
 
 MEMORY = (
     Mutant(
+        "near kernels: what is written back stands at the end",
+        "fp8compile/compiler/near_kernels.py",
+        "found[node.args[1]] if _writes_back(node) else count",
+        "count",
+        ("tests/compiler/test_near_kernels.py",),
+    ),
+    Mutant(
+        "near kernels: every copy stands where its source does",
+        "fp8compile/compiler/near_kernels.py",
+        'isinstance(into, Node) and into.op == "placeholder"',
+        "isinstance(into, Node)",
+        ("tests/compiler/test_near_kernels.py",),
+    ),
+    Mutant(
+        "group kernels: columns are held as Inductor does",
+        "fp8compile/compiler/group_kernels.py",
+        "return not sums_down_columns(features)",
+        "return True",
+        ("tests/compiler/test_group_kernels.py",),
+    ),
+    Mutant(
         "budget: all copies where the first is",
         "fp8compile/memory/placing.py",
         "inserting_before(late[at])",

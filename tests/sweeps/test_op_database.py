@@ -19,9 +19,7 @@ from tests.sweeps.op_selection import SELECTION
 
 
 def told(found: list[Record]) -> str:
-    return "\n".join(
-        f"{r.key}: {r.outcome} {r.detail} [{r.about}]; as codes: {'; '.join(r.saved)}" for r in found
-    )
+    return "\n".join(f"{r.key}: {r.outcome} {r.detail} [{r.about}]; as codes: {'; '.join(r.saved)}" for r in found)
 
 
 @pytest.mark.parametrize(("name", "dtype", "wrappers"), SELECTION, ids=[f"{n}-{d}" for n, d, _ in SELECTION])
