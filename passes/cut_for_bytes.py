@@ -4,6 +4,7 @@ Upstream's min-cut stays underneath: it also functionalises RNG state, honours c
 operators. One of its bans is lifted: "a node that is materialised in the backward is never recomputed". That ban saves the
 time of writing a norm's output a second time, but costs the memory of keeping every norm output, silu(gate) * up and cast
 weight (a Llama layer: 16.1 U saved with the ban, 11.4 U without; U = batch * sequence * hidden * 2 bytes).
+Where a step's time counts, plain Inductor's cut stays, and ``recompute_kept`` asks what is worth that time.
 The bans on recomputing matmuls, attention and random numbers, values used far apart, and long chains stay.
 """
 

@@ -2,7 +2,8 @@
 
 Upstream's cut keeps a norm's output beside its input, silu(gate) * up beside gate and up, and the attention output twice,
 as a 4-D tensor and as the 2-D view that feeds the output projection. Each is a view or a pointwise expression of tensors
-that are saved, so the backward repeats it where it is first needed; one storage, one copy.
+that are saved, so the backward repeats it where it is first needed; one storage, one copy. Where time counts
+(``fp8compile/saved/allowance.py``) it is done where it is worth it: what a matmul reads has to be written again.
 
 What takes less is saved instead: of a value that was cast to a wider dtype what it was before, of a mask of all pairs of
 positions the numbers of each position (where they take a 16th of it at most).
@@ -24,7 +25,7 @@ made again with them: their amaxes are the one reduction repeated.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch.fx import Node
@@ -35,6 +36,7 @@ from fp8compile.fx.ops import SIXTEEN_BIT
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes, Recomputed
+from fp8compile.saved.allowance import Allowance, counts_time
 
 prims = torch.ops.prims
 
@@ -45,20 +47,37 @@ LONGEST_CHAIN = 64  # nodes repeated for one value: norms and gates take under 2
 def recompute_kept(split: PartitionedGraph, ctx: Context) -> Notes:
     """Drop every saved tensor that views and pointwise operations make from the others."""
     notes, codes = Notes(), _codes(split)
-    for edge in _largest_first(split):  # first what is made of nothing that is saved
-        if chain := _chain(edge.forward, set(), split):
-            notes += _drop(split, edge, chain)
-    fixed: set[Node] = set()  # what recomputed values are made from: these must stay
     values = (n for n in split.fw.graph.nodes if n.op == "call_function" and is_tensor(n))
     by_bytes = sorted(((nbytes(n.meta["val"]), at, n) for at, n in enumerate(values)))
-    for edge in _largest_first(split):
-        if edge.forward in fixed:
-            continue
+
+    def chain_of(edge: SavedTensor) -> list[Node] | None:
         chains = (_chain(edge.forward, given, split) for given in _ways(split, edge, codes, by_bytes))
-        if chain := next(filter(None, chains), None):
+        return next(filter(None, chains), None)
+
+    worth = _worth_making(split, ctx, chain_of)
+    for edge in _largest_first(split):  # first what is made of nothing that is saved
+        if (worth is None or edge.backward in worth) and (chain := _chain(edge.forward, set(), split)):
+            split.gained_us -= worth[edge.backward] if worth else 0.0
+            notes += _drop(split, edge, chain)
+    fixed: set[Node] = set()  # what recomputed values are made from: these must stay
+    for edge in _largest_first(split):
+        if edge.forward in fixed or (worth is not None and edge.backward not in worth):
+            continue
+        if chain := chain_of(edge):
+            split.gained_us -= worth[edge.backward] if worth else 0.0
             fixed.update(_operands(chain))
             notes += _drop(split, edge, chain)
     return notes
+
+
+def _worth_making(
+    split: PartitionedGraph, ctx: Context, chain_of: Callable[[SavedTensor], list[Node] | None]
+) -> Mapping[Node, float] | None:
+    """Where time counts, what may be dropped, by the backward's inputs, with its microseconds; None: everything."""
+    if not counts_time(ctx, [split.fw.graph, split.bw.graph]):
+        return None
+    chains = {e.backward: _chain(e.forward, set(), split) or chain_of(e) for e in _largest_first(split)}
+    return Allowance(split, ctx).worth_making({node: chain for node, chain in chains.items() if chain})
 
 
 def _largest_first(split: PartitionedGraph) -> list[SavedTensor]:

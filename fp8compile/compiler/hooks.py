@@ -86,6 +86,7 @@ class Partitioner(private.CustomPartitionerFn):
             kwargs["static_lifetime_input_indices"] = sorted(joint.region.parameters)
         plain = _split(*halves, **kwargs)
         split, disabled = self._cut(gm, joint_inputs, **kwargs)
+        split.gained_us = sum(each.us_in_its_dtype - each.us for each in joint.notes.linears)
         ctx = self.ctx if joint.region is None else self.ctx.of_region
         notes = recomputed_by_cut(split, plain, joint.notes)
         bytes_after = [(cut_for_bytes.__name__, split.saved_bytes())]

@@ -50,6 +50,7 @@ from fp8compile.passes.store_tables import store_tables
 from fp8compile.passes.sum_bias_gradients import sum_bias_gradients
 from fp8compile.passes.widen_unsafe_ops import widen_unsafe_ops
 from fp8compile.recipe.context import Context
+from fp8compile.saved.allowance import counts_time
 
 
 class On(Enum):
@@ -108,6 +109,11 @@ def rewrites(at: Situation) -> bool:
 
 def stores(at: Situation) -> bool:
     return rewrites(at) and not at.ctx.measures_saved
+
+
+def saves_bytes(at: Situation) -> bool:
+    """Whether it does not matter what that takes; elsewhere ``recompute_kept`` asks for each value."""
+    return rewrites(at) and not counts_time(at.ctx, [at.graph])
 
 
 def measures(at: Situation) -> bool:
@@ -195,7 +201,7 @@ PIPELINE = (
     preserves(
         chunk_logits, On.JOINT
     ),  # behind the linears, whose report tells of the head's matmuls as the model has them
-    preserves(cut_for_bytes, On.CUT, rewrites),  # what is saved is chosen
+    preserves(cut_for_bytes, On.CUT, saves_bytes),  # what is saved is chosen
     preserves(
         drop_random_states, On.HALVES, repeats_regions
     ),  # what is repeated with them is not known to be the same

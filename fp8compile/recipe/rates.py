@@ -34,4 +34,7 @@ def device_name(device: torch.device) -> str:
 
 def rates_of(device: torch.device) -> DeviceRates | None:
     """The rates of a device; None where there are none."""
-    return rates_named(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    is_there = (
+        device.type == "cuda" and torch.cuda.is_available()
+    )  # a graph may be traced for a device that is elsewhere
+    return rates_named(torch.cuda.get_device_name(device)) if is_there else None

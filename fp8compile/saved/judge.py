@@ -2,7 +2,7 @@
 
 exact    masks as bits, integers that are proven to be small in fewer bytes
 left     no floating-point activation, small, a statistic, in FP32 on purpose, without an argument that gradients answer
-         its error with a small one (``fp8compile/analysis/sensitivity``), or not worth its time (``allowance.py``)
+         its error with a small one (``fp8compile/analysis/sensitivity``)
 a byte   in the recipe's format, or by use (``format.py``)
 fewer    what ``Recipe.saved.bits`` chose for the value, else what the recipe names for all (``bits_by_use.py``)
 """
@@ -42,7 +42,6 @@ from fp8compile.numerics.groups import Groups
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.saved_bits import ONE_BYTE, WHOLE, SavedValue
 from fp8compile.saved.about import About, about
-from fp8compile.saved.allowance import Allowance
 from fp8compile.saved.attention_result import is_read_by_attention, tokens_of
 from fp8compile.saved.bits_by_use import few_bits_of
 from fp8compile.saved.codec import belongs_to_attention, codec_for, format_name
@@ -80,7 +79,6 @@ class Judge:
         self.sources = sources(split.fw.graph, split.static)
         self.user_fp32 = user_fp32(split.fw.graph, split.static)
         self.sensitivity = Sensitivity(split)
-        self._allowance = Allowance(split, ctx)
         self._edges: dict[Node, Sides | None] = {}
         self.keys = keys_of(split, ctx) if ctx.measures_saved or ctx.recipe.saved.bits != "off" else {}
 
@@ -127,8 +125,6 @@ class Judge:
     def _stored_as(self, edge: SavedTensor, codec: Groupwise, why: str) -> Stored | str:
         """In the bits that are chosen for this value, or for all; the reason where codes take too long."""
         recipe, chosen = self.ctx.recipe_at(_path(edge)), self.was_chosen(edge)
-        if reason := self._allowance.reason_against(edge, recipe):
-            return reason
         if chosen is not None and chosen.chosen == WHOLE:
             return KEPT.format(dict(chosen.choices)[ONE_BYTE].error)
         name = chosen.chosen if chosen else format_name(edge, recipe)

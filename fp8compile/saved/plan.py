@@ -12,6 +12,7 @@ from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.fx.regions import saves_itself
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Skip
+from fp8compile.saved.allowance import Allowance
 from fp8compile.saved.judge import Judge, Unencoded
 from fp8compile.saved.kept_beside import KeptBeside
 from fp8compile.saved.keys import missing
@@ -45,7 +46,10 @@ class SavedPlan:
 def plan_saved(split: PartitionedGraph, ctx: Context) -> SavedPlan:
     """Decide for each tensor that is saved; nothing is changed."""
     judge = Judge(split, ctx)
-    decisions = [(edge, judge.decide(edge)) for edge in split.edges if saves_itself(split, edge)]
+    decided = [(edge, judge.decide(edge)) for edge in split.edges if saves_itself(split, edge)]
+    rounded = [(edge, found) for edge, found in decided if isinstance(found, Stored) and not found.is_exact]
+    dear = Allowance(split, ctx).reasons_against(rounded)
+    decisions = [(e, Unencoded(dear[e.backward]) if e.backward in dear else found) for e, found in decided]
     codes = (edge for edge, found in decisions if isinstance(found, Stored) or found.operand)
     beside = KeptBeside(split, judge.sensitivity.recomputed, codes)
     stores = any(isinstance(found, Stored) for _, found in decisions)

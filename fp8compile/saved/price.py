@@ -25,13 +25,14 @@ becomes codes. A value of which no product is known is worth nothing: it is stor
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch.fx import Node
 
 from fp8compile import _torch as private
 from fp8compile.cost.device_rates import MICRO, TERA, DeviceRates
-from fp8compile.cost.generated import Kernels, kernel_of, loaded, time_of
+from fp8compile.cost.generated import GuessedKernel, Kernels, kernel_of, loaded, looked_at, time_of
 from fp8compile.cost.op_cost import CONVOLUTION, ITS_BACKWARD, flops, flops_an_element, rate_of
 from fp8compile.fx.graph import nbytes, numel, sizes_in_memory, storage_root
 from fp8compile.fx.ops import (
@@ -50,6 +51,7 @@ from fp8compile.reporting.waterfall import UNPAID
 from fp8compile.saved.rows import row_dims_of
 
 ENCODE, DECODE = 12, 15  # lane instructions an element
+SIDES = 40  # more for an encode that keeps on which side of an edge an element lies (``sides.py``)
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,11 @@ class Price:
         """Whether to store it, at so large a share of its worth at most."""
         return self.us <= max_cost * self.worth_us
 
+    @property
+    def rate(self) -> float:
+        """Microseconds a byte."""
+        return self.us / max(1, self.saved)
+
     def reason(self, max_cost: float, device: str) -> str:
         """Why it is not stored."""
         return (
@@ -88,22 +95,48 @@ class Prices:
 
     def __init__(self, split: PartitionedGraph, rates: DeviceRates) -> None:
         self.rates = rates
+        self._edges = tuple(split.edges)
         self._forward = Kernels(split.fw.graph)
         self._backward = Kernels(split.bw.graph, {edge.backward for edge in split.edges})
         self._returned = {storage_root(n) for n in split.user_outputs if isinstance(n, Node)}
 
-    def of(self, edge: SavedTensor, group_size: int) -> Price:
+    def of(self, edge: SavedTensor, group_size: int, keeps_sides: bool = False) -> Price:
         """The price of storing a value as one-byte codes with a scale for each group."""
         value = edge.forward.meta["val"]
         codes = Groupwise(group_size=group_size, row_dims=row_dims_of(edge)).nbytes(sizes_in_memory(value))
-        us = self._encode_us(edge.forward, codes) + self._decode_us(edge.backward, codes)
+        us = self._encode_us(edge.forward, codes, ENCODE + SIDES * keeps_sides) + self._decode_us(
+            edge.backward, codes
+        )
         saved = nbytes(value) - codes
         return Price(us, _us_to_make(edge.forward, self.rates) / nbytes(value) * saved, saved)
 
-    def _encode_us(self, saved: Node, codes: int) -> float:
+    def of_making(self, edge: SavedTensor, chain: Sequence[Node]) -> Price:
+        """The price of making a value again in the backward, by operations that are repeated, rather than keeping it."""
+        repeated = frozenset(filter(is_generated, chain))
+        made, whole = storage_root(edge.forward), nbytes(edge.forward.meta["val"])
+        if not repeated:  # it is a view of what is kept
+            return Price(0.0, 0.0, whole)
+        us, again = 0.0, kernel_of(repeated)
+        reads = {looked_at(node): nbytes(value) for node, value in loaded(repeated).items()}
+        if is_generated(made):
+            kernel = self._forward.around(made)
+            freed = whole if self._is_for_the_backward_alone(made, kernel.nodes) else 0
+            us = kernel.us(self.rates, -freed) - kernel.us(self.rates)
+        here = {edge.forward: edge.backward for edge in self._edges}
+        reading = list(readers(edge.backward))
+        if all(map(is_generated, reading)):
+            for kernel in self._backward_kernels(reading):
+                there = {looked_at(node) for node in loaded(kernel.nodes)}
+                more = sum(size for node, size in reads.items() if here.get(node, node) not in there)
+                us += kernel.us(self.rates, more - whole, again.instructions) - kernel.us(self.rates)
+        else:
+            us += self._apart(sum(reads.values()) + whole, again.instructions)
+        return Price(us, _us_to_make(edge.forward, self.rates), whole)
+
+    def _encode_us(self, saved: Node, codes: int, each: int) -> float:
         made, value = storage_root(saved), saved.meta["val"]
         near = [n for n in (made, *readers(made)) if is_generated(n)]
-        whole, instructions = nbytes(value), ENCODE * numel(value)
+        whole, instructions = nbytes(value), each * numel(value)
         if not near:
             return self._apart(whole + codes, instructions)
         kernel = self._forward.around(near[0])
@@ -126,8 +159,11 @@ class Prices:
         whole, instructions = nbytes(value), DECODE * numel(value)
         if not all(map(is_generated, reading)):
             return self._apart(codes + whole, instructions)
-        kernels = {kernel.nodes: kernel for kernel in map(self._backward.around, reading)}.values()
+        kernels = self._backward_kernels(reading)
         return sum(each.us(self.rates, codes - whole, instructions) - each.us(self.rates) for each in kernels)
+
+    def _backward_kernels(self, reading: Iterable[Node]) -> Collection[GuessedKernel]:
+        return {kernel.nodes: kernel for kernel in map(self._backward.around, reading)}.values()
 
     def _apart(self, num_bytes: float, instructions: float) -> float:
         return time_of(self.rates, num_bytes, instructions) + self.rates.gap

@@ -70,8 +70,8 @@ LINEARS = (
     Mutant(
         "auto: unknown rates are an H100's",
         "fp8compile/recipe/rates.py",
-        'if device.type == "cuda" else None\n',
-        'if device.type == "cuda" else RATES["h100"]\n',
+        "if is_there else None\n",
+        'if is_there else RATES["h100"]\n',
         PAYING,
     ),
 )

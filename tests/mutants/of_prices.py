@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 PRICE, KERNELS = "fp8compile/saved/price.py", "fp8compile/cost/generated.py"
 ALLOWANCE = "fp8compile/saved/allowance.py"
+OF_ALLOWANCE = ("tests/saved/test_allowance.py",)
 OF_PRICE, OF_KERNELS = ("tests/saved/test_price.py",), ("tests/cost/test_generated.py",)
 
 PRICES = (
@@ -28,33 +29,62 @@ PRICES = (
     Mutant(
         "price: plain writes nothing for the backward",
         PRICE,
-        "if self._is_for_the_backward_alone(made, kernel.nodes) else 0",
-        "if False else 0",
+        'freed = nbytes(made.meta["val"]) if self._is_for_the_backward_alone(made, kernel.nodes) else 0',
+        "freed = 0",
         OF_PRICE,
     ),
-    Mutant("price: instructions of encodes are free", PRICE, "ENCODE * numel(value)", "0", OF_PRICE),
+    Mutant("price: instructions of encodes are free", PRICE, "each * numel(value)", "0", OF_PRICE),
+    Mutant("price: sides are kept for nothing", PRICE, "ENCODE + SIDES * keeps_sides", "ENCODE", OF_ALLOWANCE),
+    Mutant(
+        "price: what is made again for a product is not written",
+        PRICE,
+        "self._apart(sum(reads.values()) + whole, again.instructions)",
+        "self._apart(sum(reads.values()), again.instructions)",
+        OF_ALLOWANCE,
+    ),
     Mutant(
         "encode_saved: whatever it costs",
-        "fp8compile/saved/judge.py",
-        "if reason := self._allowance.reason_against(edge, recipe):",
-        "if reason := None:",
+        "fp8compile/saved/plan.py",
+        "if e.backward in dear else found",
+        "if e.backward in () else found",
         OF_PRICE,
     ),
-    Mutant("allowance: by default codes have no price", ALLOWANCE, "else WORTH", 'else "any"', OF_PRICE),
-    Mutant("allowance: who asks for memory pays as well", ALLOWANCE, "recipe.asks_for_memory or ", "", OF_PRICE),
+    Mutant("allowance: by default codes have no price", ALLOWANCE, 'else "auto"', 'else "any"', OF_PRICE),
+    Mutant("allowance: who asks for memory pays as well", ALLOWANCE, "or recipe.asks_for_memory ", "", OF_PRICE),
     Mutant(
-        "allowance: who checkpoints pays as well",
-        ALLOWANCE,
-        " or self._is_checkpointed",
-        "",
-        OF_PRICE,
+        "allowance: who checkpoints pays as well", ALLOWANCE, " or any(map(has_regions, self._graphs))", "", OF_PRICE
     ),
     Mutant(
         "allowance: a choice of bits measures what pays alone",
         ALLOWANCE,
-        " or self._measures",
-        "",
+        "self._asks_for_memory = ctx.measures_saved or ",
+        "self._asks_for_memory = ",
         ("tests/tools/test_calibrate_bits.py",),
+    ),
+    Mutant(
+        "allowance: a step may take any time longer",
+        ALLOWANCE,
+        "not us or spent + us <= self._limit",
+        "True",
+        OF_ALLOWANCE,
+    ),
+    Mutant("allowance: what linears save is lost", ALLOWANCE, " + self._split.gained_us", "", OF_ALLOWANCE),
+    Mutant(
+        "allowance: the dearest bytes first", ALLOWANCE, "option.price.rate)", "-option.price.rate)", OF_ALLOWANCE
+    ),
+    Mutant(
+        "recompute_kept: whatever it takes",
+        "passes/recompute_kept.py",
+        "edge.forward in fixed or (worth is not None and edge.backward not in worth)",
+        "edge.forward in fixed",
+        OF_ALLOWANCE,
+    ),
+    Mutant(
+        "pipeline: our cut where time counts",
+        "fp8compile/compiler/pipeline.py",
+        "rewrites(at) and not counts_time(at.ctx, [at.graph])",
+        "rewrites(at)",
+        OF_ALLOWANCE,
     ),
     Mutant(
         "rates: FP32 is multiplied at BF16's rate",
