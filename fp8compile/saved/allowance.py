@@ -77,7 +77,7 @@ class Allowance:
     def __init__(self, split: PartitionedGraph, ctx: Context) -> None:
         self._split, self._ctx = split, ctx
         self._graphs = split.fw.graph, split.bw.graph
-        self._asks_for_memory = ctx.measures_saved or any(map(has_regions, self._graphs))
+        self._asks_for_memory = any(map(has_regions, self._graphs))
         self._prices: dict[str, Prices] = {}
 
     def worth_making(self, chains: Mapping[Node, Sequence[Node]]) -> Mapping[Node, float]:

@@ -57,9 +57,9 @@ PRICES = (
     Mutant(
         "allowance: a choice of bits measures what pays alone",
         ALLOWANCE,
-        "self._asks_for_memory = ctx.measures_saved or ",
-        "self._asks_for_memory = ",
-        ("tests/tools/test_calibrate_bits.py",),
+        "asks = ctx.measures_saved or ",
+        "asks = ",
+        OF_ALLOWANCE,
     ),
     Mutant(
         "allowance: a step may take any time longer",

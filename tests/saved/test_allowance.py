@@ -159,3 +159,11 @@ def test_plain_inductor_s_cut_stays_where_time_counts(recipe: dict[str, object],
     made = Recipe.from_options({"linears": "off", **recipe})
     graph = joint_of(*case(), linears="off")
     assert ("cut_for_bytes" in [each.name for each in passes_on(On.CUT, Situation(Context(made), graph))]) is cuts
+
+
+def test_bits_are_measured_for_all_that_a_budget_of_bytes_keeps() -> None:
+    """A choice of bits asks for memory, and names values by their order: as many as where it is used."""
+    found, known = split(disabled="encode_saved"), Recipe.from_options(KNOWN)
+    graphs = found.fw.graph, found.bw.graph
+    assert allowance.counts_time(Context(known), graphs)
+    assert not allowance.counts_time(Context(known, measures_saved=True), graphs)
