@@ -33,8 +33,6 @@ def device_name(device: torch.device) -> str:
 
 
 def rates_of(device: torch.device) -> DeviceRates | None:
-    """The rates of a device; None where there are none."""
-    is_there = (
-        device.type == "cuda" and torch.cuda.is_available()
-    )  # a graph may be traced for a device that is elsewhere
+    """The rates of a device; None where there are none, or where a graph is traced for a device that is not here."""
+    is_there = device.type == "cuda" and torch.cuda.is_available()
     return rates_named(torch.cuda.get_device_name(device)) if is_there else None

@@ -10,7 +10,10 @@ Cost: what kernels take more than with the value left in its dtype, V bytes, whe
 
 Each is the difference of a kernel's predicted times with and without that (``fp8compile/cost/generated.py``): bytes that move
 behind instructions cost nothing, and the other way round. An element takes ``ENCODE`` and ``DECODE`` instructions: so many
-more had the kernels of BERT, ViT and Llama layers lowered for an H100.
+more had the kernels of BERT, ViT and Llama layers lowered for an H100; those of a ResNet-50 had ``SIDES`` more.
+
+A value that the backward makes again instead (``of_making``) is written once more for a matmul that reads it, with a launch;
+a generated kernel reads what it is made of.
 
 Worth: the time in which these bytes could be had otherwise. A value need not be kept at all if the product that made it is
 multiplied anew in the backward, which frees V bytes. With F operations for an element of it,
@@ -104,9 +107,8 @@ class Prices:
         """The price of storing a value as one-byte codes with a scale for each group."""
         value = edge.forward.meta["val"]
         codes = Groupwise(group_size=group_size, row_dims=row_dims_of(edge)).nbytes(sizes_in_memory(value))
-        us = self._encode_us(edge.forward, codes, ENCODE + SIDES * keeps_sides) + self._decode_us(
-            edge.backward, codes
-        )
+        each = ENCODE + SIDES * keeps_sides
+        us = self._encode_us(edge.forward, codes, each) + self._decode_us(edge.backward, codes)
         saved = nbytes(value) - codes
         return Price(us, _us_to_make(edge.forward, self.rates) / nbytes(value) * saved, saved)
 
