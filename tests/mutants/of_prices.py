@@ -52,7 +52,7 @@ PRICES = (
     Mutant("allowance: by default codes have no price", ALLOWANCE, 'else "auto"', 'else "any"', OF_PRICE),
     Mutant("allowance: who asks for memory pays as well", ALLOWANCE, "or recipe.asks_for_memory ", "", OF_PRICE),
     Mutant(
-        "allowance: who checkpoints pays as well", ALLOWANCE, " or any(map(has_regions, self._graphs))", "", OF_PRICE
+        "allowance: who checkpoints pays as well", ALLOWANCE, "any(map(has_regions, self._graphs))", "False", OF_PRICE
     ),
     Mutant(
         "allowance: a choice of bits measures what pays alone",
