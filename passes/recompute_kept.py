@@ -56,27 +56,26 @@ def recompute_kept(split: PartitionedGraph, ctx: Context) -> Notes:
 
     worth = _worth_making(split, ctx, chain_of)
     for edge in _largest_first(split):  # first what is made of nothing that is saved
-        if (worth is None or edge.backward in worth) and (chain := _chain(edge.forward, set(), split)):
-            split.gained_us -= worth[edge.backward] if worth else 0.0
-            notes += _drop(split, edge, chain)
+        if edge.backward in worth and (chain := _chain(edge.forward, set(), split)):
+            notes += _drop(split, edge, chain, worth[edge.backward])
     fixed: set[Node] = set()  # what recomputed values are made from: these must stay
     for edge in _largest_first(split):
-        if edge.forward in fixed or (worth is not None and edge.backward not in worth):
+        if edge.forward in fixed or edge.backward not in worth:
             continue
         if chain := chain_of(edge):
-            split.gained_us -= worth[edge.backward] if worth else 0.0
             fixed.update(_operands(chain))
-            notes += _drop(split, edge, chain)
+            notes += _drop(split, edge, chain, worth[edge.backward])
     return notes
 
 
 def _worth_making(
     split: PartitionedGraph, ctx: Context, chain_of: Callable[[SavedTensor], list[Node] | None]
-) -> Mapping[Node, float] | None:
-    """Where time counts, what may be dropped, by the backward's inputs, with its microseconds; None: everything."""
+) -> Mapping[Node, float]:
+    """What may be dropped, by the backward's inputs, with its microseconds: everything, at none, unless time counts."""
+    candidates = _largest_first(split)
     if not counts_time(ctx, [split.fw.graph, split.bw.graph]):
-        return None
-    chains = {e.backward: _chain(e.forward, set(), split) or chain_of(e) for e in _largest_first(split)}
+        return dict.fromkeys((edge.backward for edge in candidates), 0.0)
+    chains = {e.backward: _chain(e.forward, set(), split) or chain_of(e) for e in candidates}
     return Allowance(split, ctx).worth_making({node: chain for node, chain in chains.items() if chain})
 
 
@@ -139,8 +138,10 @@ def _operands(chain: list[Node]) -> list[Node]:
     return list(dict.fromkeys(n for node in chain for n in node.all_input_nodes if n not in chain))
 
 
-def _drop(split: PartitionedGraph, edge: SavedTensor, chain: list[Node]) -> Notes:
-    """Copy ``chain`` into the backward, before the first use; operands that were not saved yet are saved now."""
+def _drop(split: PartitionedGraph, edge: SavedTensor, chain: list[Node], us: float) -> Notes:
+    """Copy ``chain`` into the backward, before the first use; operands that were not saved yet are saved now. It is predicted
+    to take so many microseconds."""
+    split.gained_us -= us
     operands = _operands(chain)
     given = {e.forward: e.backward for e in split.edges}
     new = {made: split.placeholder(edge, made) for made in operands if made not in given}

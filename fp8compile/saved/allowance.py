@@ -50,15 +50,15 @@ def counts_time(ctx: Context, graphs: Sequence[Graph]) -> bool:
     """Whether it is asked what it takes to keep less of a graph, a joint one or two halves."""
     inputs = (n for graph in graphs for n in graph.find_nodes(op="placeholder") if is_tensor(n))
     device = next((n.meta["val"].device for n in inputs), torch.device("cpu"))
-    asks = ctx.measures_saved or any(map(has_regions, graphs))
-    return _allowed(ctx.recipe, asks, rates_for(device, ctx.recipe)) != "any"
+    allowed = _allowed(ctx.recipe, rates_for(device, ctx.recipe))
+    return allowed != "any" and not (allowed == "auto" and (ctx.measures_saved or any(map(has_regions, graphs))))
 
 
-def _allowed(recipe: Recipe, asks_for_memory: bool, rates: DeviceRates | None) -> float | str:
-    """``max_cost``, but "any" where "auto" comes to that."""
+def _allowed(recipe: Recipe, rates: DeviceRates | None) -> float | str:
+    """``max_cost``, but "any" where "auto" comes to that in any graph."""
     if recipe.saved.max_cost != "auto":
         return recipe.saved.max_cost
-    return "any" if asks_for_memory or recipe.asks_for_memory or rates is None else "auto"
+    return "any" if recipe.asks_for_memory or rates is None else "auto"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,6 @@ class Allowance:
     def __init__(self, split: PartitionedGraph, ctx: Context) -> None:
         self._split, self._ctx = split, ctx
         self._graphs = split.fw.graph, split.bw.graph
-        self._asks_for_memory = any(map(has_regions, self._graphs))
         self._prices: dict[str, Prices] = {}
 
     def worth_making(self, chains: Mapping[Node, Sequence[Node]]) -> Mapping[Node, float]:
@@ -139,10 +138,15 @@ class Allowance:
         rates = next(iter(self._prices.values())).rates
         return max(0.0, SHARE * step_us(self._graphs, rates) + self._split.gained_us)
 
+    @cached_property
+    def _has_regions(self) -> bool:
+        return any(map(has_regions, self._graphs))
+
     def _asked(self, edge: SavedTensor) -> tuple[float | str, DeviceRates | None]:
         recipe = self._recipe(edge)
         rates = rates_for(_device(edge), recipe)
-        return _allowed(recipe, self._asks_for_memory, rates), rates
+        allowed = _allowed(recipe, rates)
+        return "any" if allowed == "auto" and self._has_regions else allowed, rates
 
     def _recipe(self, edge: SavedTensor) -> Recipe:
         return self._ctx.recipe_at(edge.info.origin.module)

@@ -98,7 +98,7 @@ class Prices:
 
     def __init__(self, split: PartitionedGraph, rates: DeviceRates) -> None:
         self.rates = rates
-        self._edges = tuple(split.edges)
+        self._taken = {edge.forward: edge.backward for edge in split.edges}
         self._forward = Kernels(split.fw.graph)
         self._backward = Kernels(split.bw.graph, {edge.backward for edge in split.edges})
         self._returned = {storage_root(n) for n in split.user_outputs if isinstance(n, Node)}
@@ -124,12 +124,11 @@ class Prices:
             kernel = self._forward.around(made)
             freed = whole if self._is_for_the_backward_alone(made, kernel.nodes) else 0
             us = kernel.us(self.rates, -freed) - kernel.us(self.rates)
-        here = {edge.forward: edge.backward for edge in self._edges}
         reading = list(readers(edge.backward))
         if all(map(is_generated, reading)):
             for kernel in self._backward_kernels(reading):
                 there = {looked_at(node) for node in loaded(kernel.nodes)}
-                more = sum(size for node, size in reads.items() if here.get(node, node) not in there)
+                more = sum(size for node, size in reads.items() if self._taken.get(node, node) not in there)
                 us += kernel.us(self.rates, more - whole, again.instructions) - kernel.us(self.rates)
         else:
             us += self._apart(sum(reads.values()) + whole, again.instructions)

@@ -50,15 +50,19 @@ PRICES = (
         OF_PRICE,
     ),
     Mutant("allowance: by default codes have no price", ALLOWANCE, 'else "auto"', 'else "any"', OF_PRICE),
-    Mutant("allowance: who asks for memory pays as well", ALLOWANCE, "or recipe.asks_for_memory ", "", OF_PRICE),
+    Mutant("allowance: who asks for memory pays as well", ALLOWANCE, "recipe.asks_for_memory or ", "", OF_PRICE),
     Mutant(
-        "allowance: who checkpoints pays as well", ALLOWANCE, "any(map(has_regions, self._graphs))", "False", OF_PRICE
+        "allowance: who checkpoints pays as well",
+        ALLOWANCE,
+        "return any(map(has_regions, self._graphs))",
+        "return False",
+        OF_PRICE,
     ),
     Mutant(
         "allowance: a choice of bits measures what pays alone",
         ALLOWANCE,
-        "asks = ctx.measures_saved or ",
-        "asks = ",
+        "ctx.measures_saved or ",
+        "",
         OF_ALLOWANCE,
     ),
     Mutant(
@@ -75,7 +79,7 @@ PRICES = (
     Mutant(
         "recompute_kept: whatever it takes",
         "passes/recompute_kept.py",
-        "edge.forward in fixed or (worth is not None and edge.backward not in worth)",
+        "edge.forward in fixed or edge.backward not in worth",
         "edge.forward in fixed",
         OF_ALLOWANCE,
     ),

@@ -29,7 +29,7 @@ KNOWN = {"linears": "off", "debug.device_rates": "h200"}
 
 
 class Gated(nn.Module):
-    """silu(gate) * up, which the last product's wgrad reads: kept by plain Inductor beside gate and up."""
+    """tanh(gate) * up, which the last product's wgrad reads: kept by plain Inductor beside gate and up."""
 
     def __init__(self) -> None:
         super().__init__()

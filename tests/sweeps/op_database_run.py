@@ -146,9 +146,12 @@ def text_of(found: Sequence[Record]) -> str:
     for name in names:
         cells = (f"{counts.get(name, 0)} ({counts.get('cases: ' + name, 0)})" for counts in table.values())
         lines.append(f"{name:24}" + "".join(f"{cell:>18}" for cell in cells))
-    bad = [r for r in found if r.outcome in BAD]
-    lines += [f"{r.key}: {r.outcome} {r.detail} [{r.about}] stored as codes: {'; '.join(r.saved)}" for r in bad]
-    return "\n".join(lines)
+    return "\n".join((*lines, told(r for r in found if r.outcome in BAD)))
+
+
+def told(found: Iterable[Record]) -> str:
+    """A line for each case."""
+    return "\n".join(f"{r.key}: {r.outcome} {r.detail} [{r.about}]; as codes: {'; '.join(r.saved)}" for r in found)
 
 
 def document(found: Sequence[Record]) -> dict[str, Any]:

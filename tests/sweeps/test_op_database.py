@@ -12,14 +12,10 @@ import torch
 
 from fp8compile._version import release_of
 from tests.sweeps.op_database import DTYPES, Record, Step, records, sqnr, worst_of
-from tests.sweeps.op_database_run import by_operation, jobs_of, swept, text_of, worst_first
+from tests.sweeps.op_database_run import by_operation, jobs_of, swept, text_of, told, worst_first
 from tests.sweeps.op_exemptions import EXEMPT, unexcused, unused
 from tests.sweeps.op_programs import operations
 from tests.sweeps.op_selection import SELECTION
-
-
-def told(found: list[Record]) -> str:
-    return "\n".join(f"{r.key}: {r.outcome} {r.detail} [{r.about}]; as codes: {'; '.join(r.saved)}" for r in found)
 
 
 @pytest.mark.parametrize(("name", "dtype", "wrappers"), SELECTION, ids=[f"{n}-{d}" for n, d, _ in SELECTION])
