@@ -141,7 +141,7 @@ def _operands(chain: list[Node]) -> list[Node]:
 def _drop(split: PartitionedGraph, edge: SavedTensor, chain: list[Node], us: float) -> Notes:
     """Copy ``chain`` into the backward, before the first use; operands that were not saved yet are saved now. It is predicted
     to take so many microseconds."""
-    split.gained_us -= us
+    split.to_spend_us -= us
     operands = _operands(chain)
     given = {e.forward: e.backward for e in split.edges}
     new = {made: split.placeholder(edge, made) for made in operands if made not in given}

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,7 @@ from fp8compile.numerics.metrics import sqnr
 from fp8compile.tools.step_memory import measured_peak
 
 NAME = "setups-cpu.json"
+NEEDED = ("transformers", "peft")
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 OURS: Mapping[str, Mapping[str, Any]] = {
     "ours_db": {"linears": "off"},
@@ -113,6 +115,10 @@ def main(words: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--peaks", action="store_true")
     arguments = parser.parse_args(words)
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        parser.error(
+            f"{' and '.join(missing)} not found: pip install {' '.join(missing)}, or use the environment of make test"
+        )
     fp8compile.declare("fp8compile_setups::attention_backward", smooth=("q", "k", "v"))
     rows: dict[str, dict[str, Any]] = {}
     found: dict[str, Any] = {}

@@ -4,7 +4,7 @@ A kernel takes a launch and the longest of its bytes, its instructions and the s
 benchmarks/harness/kernel_time.py; of 100 kernels whose times an H200 told it is within 18 % (kernels_read.py). Calls of
 libraries for amaxes of weights count by their bytes; attention and the sums of partial sums are not in it. "bytes" is what
 bytes alone would take at a copy's rate, "matmuls" what matmuls take at the rates that an H200 reached. ``linears="auto"``
-goes by what linears add here (fp8compile/cost/linear_cost.py).
+goes by what linears add here (fp8compile/cost/linear_cost.py): in "linears" rows nothing is made again to save memory.
 
 python benchmarks/studies/layer_instructions.py [--json FILE] [--kernels N] [--pipelines NAME ...] ["vit 16k" ...]
 
@@ -41,16 +41,19 @@ from tests.sm90.layers import (
     LINEARS,
     LINEARS_CACHED,
     PLAIN,
+    RECIPES,
     SPEED,
     STORAGE,
     STORAGE_SPEED,
     STORAGE_WORTH,
 )
-from tests.sm90.lowering import LoweredGraph
+from tests.sm90.lowering import Backend, LoweredGraph
 from tests.sm90.run_layers import backend_of, lowered_layer, work
+from tests.sm90.run_model import fp8compile_backend
 from tests.sm90.run_setups import kept
 
 KEPT, H200 = 8, RATES["h200"]
+NOTHING_MADE_AGAIN = {"saved.max_cost": 0.0, "debug.device_rates": "h200"}
 MATMULS = {"mm": H200.bf16, "addmm": H200.bf16, "_scaled_mm": H200.fp8}  # TFLOP/s
 LAYERS = ("vit 16k", "bert 16k", "llama 16k")
 NAMES = {
@@ -86,9 +89,16 @@ def matmuls_us(calls: Iterable[ExternCall]) -> float:
     return sum(H200.microseconds(work(call), MATMULS[call.name], call.num_bytes) for call in matmuls)
 
 
+def _backend(pipeline: str) -> Backend:
+    recipe = RECIPES.get(pipeline)
+    if recipe is None or recipe.saved.format != "off":
+        return backend_of(pipeline)
+    return fp8compile_backend(recipe.changed(NOTHING_MADE_AGAIN))
+
+
 def row_of(case: str, pipeline: str) -> dict[str, Any]:
     """A layer's totals: microseconds of kernels and of calls for amaxes, launches, those calls, partial sums outside."""
-    graphs = lowered_layer(CASES[case], backend_of(pipeline))
+    graphs = lowered_layer(CASES[case], _backend(pipeline))
     kernels = kernels_of(graphs)
     calls = sum(call.startswith("torch.ops.aten._foreach_norm") for graph in graphs for call in graph.externs)
     counted = [bytes_and_calls(graph) for graph in graphs]

@@ -34,6 +34,7 @@ from fp8compile.passes.cut_for_bytes import cut_for_bytes
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Notes
+from fp8compile.saved.allowance import OF_GAIN
 
 REPORT = "fp8compile.report"  # what a report alone asks for, in torch's compile_times()
 
@@ -86,7 +87,7 @@ class Partitioner(private.CustomPartitionerFn):
             kwargs["static_lifetime_input_indices"] = sorted(joint.region.parameters)
         plain = _split(*halves, **kwargs)
         split, disabled = self._cut(gm, joint_inputs, **kwargs)
-        split.gained_us = sum(each.us_in_its_dtype - each.us for each in joint.notes.linears)
+        split.to_spend_us = OF_GAIN * sum(each.us_in_its_dtype - each.us for each in joint.notes.linears)
         ctx = self.ctx if joint.region is None else self.ctx.of_region
         notes = recomputed_by_cut(split, plain, joint.notes)
         bytes_after = [(cut_for_bytes.__name__, split.saved_bytes())]

@@ -24,6 +24,7 @@ from fp8compile.passes.chunk_logits import chunk_logits
 from fp8compile.passes.compress_collectives import compress_collectives
 from fp8compile.passes.copy_overwritten import copy_overwritten
 from fp8compile.passes.cut_for_bytes import cut_for_bytes
+from fp8compile.passes.cut_for_time import cut_for_time
 from fp8compile.passes.drop_random_states import drop_random_states
 from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.passes.mark_saved import mark_saved
@@ -116,6 +117,10 @@ def saves_bytes(at: Situation) -> bool:
     return rewrites(at) and not counts_time(at.ctx, [at.graph])
 
 
+def saves_time(at: Situation) -> bool:
+    return rewrites(at) and not saves_bytes(at)
+
+
 def measures(at: Situation) -> bool:
     return rewrites(at) and at.ctx.measures_saved
 
@@ -202,6 +207,7 @@ PIPELINE = (
         chunk_logits, On.JOINT
     ),  # behind the linears, whose report tells of the head's matmuls as the model has them
     preserves(cut_for_bytes, On.CUT, saves_bytes),  # what is saved is chosen
+    preserves(cut_for_time, On.CUT, saves_time),
     preserves(
         drop_random_states, On.HALVES, repeats_regions
     ),  # what is repeated with them is not known to be the same

@@ -1,14 +1,19 @@
 """What a linear is predicted to cost in its dtype and in FP8: a roofline, and what encodings add to a layer's kernels.
 
     matmul    max(2 M K N / rate, bytes / copy) + gap                bytes: operands in 2 or 1, the result in 2; FP32 in 4
-    encoding  elements * bytes an element / copy + launches * gap    half of it where only one of two matmuls reads the codes
+    encoding  elements * bytes an element / copy + launches * gap    three quarters of it for one matmul that is there of two
 
 An operand is encoded for the two matmuls that read it: the input for forward and wgrad, the weight for forward and dgrad, the
-gradient for dgrad and wgrad. What that adds to a layer's generated kernels is predicted from their machine code, bytes and
-instructions, for Llama, BERT and ViT with 16,384 tokens (benchmarks/results/layer-instructions-sm90-lowered.json, from which
-tests/cost/test_linear_cost.py takes ``ADDED`` again). A byte here is the time in which one is copied: an instruction that
-a kernel waits for counts as well. Layers differ: they add 3.1 to 5.5 bytes an element of input or gradient with dynamic
-scales, 2.1 to 6.7 with delayed ones, which move next to none and compute as much.
+gradient for dgrad and wgrad. Where only one of them is in FP8, of two that are there, codes are written once and not twice,
+but the value is kept in 16 bit beside them. Lowered, q, k and v of a ViT with the forward alone in FP8 add two thirds of what
+all three matmuls add, and save a third. So one matmul pays an encoding as two do.
+
+What that adds to a layer's generated kernels is predicted from their machine code, bytes and instructions, for Llama, BERT
+and ViT with 16,384 tokens (benchmarks/results/layer-instructions-sm90-lowered.json, from which tests/cost/test_linear_cost.py
+takes ``ADDED`` again). A byte here is the time in which one is copied: an instruction that a kernel waits for counts as well.
+Layers differ: they add 2.9 to 4.4 bytes an element of input or gradient with dynamic scales, 2.2 to 6.7 with delayed ones,
+which move next to none and compute as much. Nothing is made again to save memory there: that is ``saved/allowance.py``'s
+account.
 """
 
 from __future__ import annotations
@@ -32,9 +37,9 @@ class Added(NamedTuple):
 
 
 ADDED: Mapping[tuple[str, str], Added] = {  # by where scales come from
-    ("dynamic", ACTIVATION): Added(4.4, 3.5),
-    ("dynamic", WEIGHT): Added(8.0, 3.2),
-    ("delayed", ACTIVATION): Added(4.7, 1.2),
+    ("dynamic", ACTIVATION): Added(3.6, 3.2),
+    ("dynamic", WEIGHT): Added(8.0, 2.3),
+    ("delayed", ACTIVATION): Added(4.8, 1.2),
     ("delayed", WEIGHT): Added(9.2, 2.6),
     ("cached", WEIGHT): Added(6.0, 2.0),  # by its own kernels, once a step
 }
@@ -43,6 +48,10 @@ READ_BY: Mapping[str, tuple[str, str]] = {
     "weight": (FORWARD, DGRAD),
     "gradient": (DGRAD, WGRAD),
 }
+
+
+ONE_ORDER = 0.75  # of what an encoding takes, where no matmul reads it transposed: three bytes are moved of four
+LEAST_GAIN = 0.02  # of a linear's time: what saves less rounds for next to nothing
 
 
 @dataclass(frozen=True)
@@ -82,11 +91,13 @@ class Predicted(NamedTuple):
 
 
 def predicted(linear: LinearShape, rates: DeviceRates) -> Predicted:
-    """The choice of FP8 matmuls that costs least: all eight are compared."""
+    """The choice of FP8 matmuls that costs least: all eight are compared. None where that saves under ``LEAST_GAIN``."""
     there = linear.directions
     choices = [chosen for n in range(len(there) + 1) for chosen in itertools.combinations(there, n)]
     costs = {chosen: microseconds(linear, chosen, rates) for chosen in choices}
     best = min(choices, key=costs.__getitem__)
+    if costs[best] > (1 - LEAST_GAIN) * costs[()]:
+        best = ()
     return Predicted(best, costs[best], costs[()], costs[there])
 
 
@@ -96,10 +107,11 @@ def microseconds(linear: LinearShape, in_fp8: Collection[str], rates: DeviceRate
 
 
 def share_us(linear: LinearShape, direction: str, in_fp8: Collection[str], rates: DeviceRates) -> float:
-    """One matmul, with its half of what the encodings of its two operands add."""
-    encoded = [operand for operand, readers in READ_BY.items() if direction in readers and direction in in_fp8]
-    added = sum(encoding_us(linear, operand, rates) for operand in encoded)
-    return matmul_us(linear, direction, direction in in_fp8, rates) + added / 2
+    """One matmul, with its part of what the encodings of its two operands add: all of it, or half where the other matmul that
+    reads the operand is in FP8 too."""
+    operands = [operand for operand, readers in READ_BY.items() if direction in readers and direction in in_fp8]
+    added = sum(encoding_us(linear, each, rates) / len(set(READ_BY[each]) & set(in_fp8)) for each in operands)
+    return matmul_us(linear, direction, direction in in_fp8, rates) + added
 
 
 def matmul_us(linear: LinearShape, direction: str, in_fp8: bool, rates: DeviceRates) -> float:
@@ -111,9 +123,10 @@ def matmul_us(linear: LinearShape, direction: str, in_fp8: bool, rates: DeviceRa
 
 
 def encoding_us(linear: LinearShape, operand: str, rates: DeviceRates) -> float:
-    """What this linear's part of an operand's encoding for both of its matmuls adds."""
+    """What this linear's part of an operand's encoding adds, for the matmuls there are: both that read it, or one."""
     scales = "cached" if operand == "weight" and linear.cached else linear.scales
     added = ADDED[scales, WEIGHT if operand == "weight" else ACTIVATION]
     nbytes = added.nbytes * linear.itemsize / 2  # counted in BF16
     whole = linear.elements[operand] * nbytes / rates.copy * 1e-6 + added.launches * rates.gap
+    whole *= 1.0 if set(READ_BY[operand]) <= set(linear.directions) else ONE_ORDER
     return whole / (linear.sharing if operand == "input" else 1)

@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from fp8compile.analysis.linears import Matmul, uncast
 from fp8compile.cost.device_rates import DeviceRates
-from fp8compile.cost.linear_cost import LinearShape, Predicted, predicted, share_us
+from fp8compile.cost.linear_cost import LEAST_GAIN, LinearShape, Predicted, predicted, share_us
 from fp8compile.fx.graph import size_hint
 from fp8compile.fx.ops import DGRAD, FORWARD, WGRAD
 from fp8compile.recipe.rates import rates_for
@@ -47,6 +47,8 @@ class Paying:
         times = f"{prediction.us_in_fp8:.3g} us with encodings, {prediction.us_in_its_dtype:.3g} us in its dtype"
         if prediction.directions:
             times += f", {prediction.us:.3g} us with {' and '.join(prediction.directions)} alone in FP8"
+        elif prediction.us_in_fp8 < prediction.us_in_its_dtype:
+            times += f", which saves less than {LEAST_GAIN:.0%}"
         return f"FP8 does not pay: {times} (predicted for {rates.name})"
 
     def figures(self, matmul: Matmul) -> tuple[float, float]:

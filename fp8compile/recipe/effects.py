@@ -28,6 +28,10 @@ def _rounds(one: Any) -> bool:
     return bool(one.saved.rounds)
 
 
+def _rewrites(one: Any) -> bool:
+    return bool(one.saved.format != "off" or one.linears.mode != "off")
+
+
 DELAYED = "linears.scaling='delayed' beside FP8 linears"
 STORED = "saved.format='auto' (or another with codes)"
 
@@ -38,7 +42,7 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "linears.margin": (_delayed, DELAYED),
     "linears.amax_history_len": (_delayed, DELAYED),
     "saved.bits": (_rounds, STORED),
-    "saved.max_cost": (_rounds, STORED),
+    "saved.max_cost": (_rewrites, f"{STORED}, or FP8 linears"),
     "saved.attention": (_rounds, STORED),
     "saved.attention_format": (
         lambda one: _rounds(one) and one.saved.attention,

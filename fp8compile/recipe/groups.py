@@ -98,8 +98,9 @@ class Saved(Group):
         max_cost: what the codes of a value may cost: "any", or a share, 0.0 or more, of the time in which the product that
             made it would make as many bytes again, both predicted (fp8compile/saved/price.py). 0.0 stores what takes no
             time. What costs more stays as it is. "auto" is 1.0 on a device whose rates are known, with a limit for all values
-            (fp8compile/saved/allowance.py), and "any" on others and where memory is asked for: by gradient checkpointing,
-            or by a ``memory.budget``, ``memory.offload``, ``format`` or ``bits`` of the recipe's own.
+            (fp8compile/saved/allowance.py), and "any" on others and where memory is asked for: by checkpointing, or
+            by a ``memory.budget``, ``memory.offload``, ``format`` or ``bits`` of the recipe's own. Where nothing is stored as
+            codes, it says what the backward of FP8 linears may make again.
         attention: whether operands and results of attention are encoded too.
         attention_format: the format of those. INT8 by default: the backward of attention exponentiates q k' again, which
             turns E4M3's relative error into a factor (measured on the demo: gradients of k at 10 dB, against 23 in INT8).

@@ -223,9 +223,9 @@ class Recipe:
 
     @property
     def asks_for_memory(self) -> bool:
-        """Whether bytes come before time: a budget, an offload, or a format of what is saved that was chosen."""
+        """Whether bytes come before time: a budget, an offload, or codes that were chosen for what is saved."""
         saved = self.saved
-        chosen = (saved.format, saved.bits) != (FIELDS["saved.format"], FIELDS["saved.bits"])
+        chosen = saved.bits != FIELDS["saved.bits"] or saved.format not in ("off", FIELDS["saved.format"])
         return self.limits_memory or self.memory.offload != "off" or chosen
 
     @property

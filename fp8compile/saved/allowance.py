@@ -5,7 +5,7 @@
     "auto"    "any" where the recipe asks for memory, the graph has checkpointed regions, or nobody knows the device's rates;
               elsewhere each code up to its worth, and all that is spent together up to
 
-                  0.02 of the predicted step  +  what FP8 linears are predicted to save
+                  0.02 of the predicted step  +  half of what FP8 linears are predicted to save
 
 Where time counts, what plain Inductor keeps and the backward could make again is kept unless that is worth it. From one
 allowance, the fewest microseconds a byte first: values that are made again, which changes no numbers, then codes with what
@@ -35,6 +35,9 @@ from fp8compile.saved.stored import Stored
 
 WORTH = 1.0  # what "auto" allows a code: no longer than making its bytes again would take
 SHARE = 0.02  # and all of them, of a step
+OF_GAIN = (
+    0.5  # and of what FP8 linears are predicted to save: the rest is the step's, and what the prediction is off by
+)
 
 UNKNOWN = (
     "saved.max_cost={:g} knows no rates of {}: name a device in Recipe.debug.device_rates ({}), "
@@ -136,7 +139,7 @@ class Allowance:
     def _limit(self) -> float:
         """Microseconds that all that is "auto" may take longer; asked for where something has a price."""
         rates = next(iter(self._prices.values())).rates
-        return max(0.0, SHARE * step_us(self._graphs, rates) + self._split.gained_us)
+        return max(0.0, SHARE * step_us(self._graphs, rates) + self._split.to_spend_us)
 
     @cached_property
     def _has_regions(self) -> bool:

@@ -43,9 +43,13 @@ def test_each_condition_is_one_of_the_situation() -> None:
     with FakeTensorMode():
         x.meta |= {"val": torch.empty(1, device="cuda"), private.CHECKPOINT: 1}
     at = Situation(everything, graph, observed=True, overwrites=True)
-    assert [each.name for each in PASSES if not each.when(at)] == ["mark_saved", "call_codecs"]
+    assert [each.name for each in PASSES if not each.when(at)] == ["cut_for_time", "mark_saved", "call_codecs"]
     measuring = dataclasses.replace(at, ctx=dataclasses.replace(everything, measures_saved=True))
-    assert [each.name for each in PASSES if not each.when(measuring)] == ["encode_saved", "call_codecs"]
+    assert [each.name for each in PASSES if not each.when(measuring)] == [
+        "cut_for_time",
+        "encode_saved",
+        "call_codecs",
+    ]
 
 
 @pytest.mark.parametrize("each", PASSES, ids=lambda each: each.name)

@@ -30,6 +30,7 @@ from tests.support.sources import ROOT
 
 H100 = RATES["h100"]
 COUNTED = ("llama 16k", "bert 16k", "vit 16k")
+DIRECTIONS = (FORWARD, DGRAD, WGRAD)
 KINDS = [("dynamic", ACTIVATION), ("dynamic", WEIGHT), ("delayed", ACTIVATION), ("delayed", WEIGHT)]
 
 
@@ -94,9 +95,10 @@ def test_no_other_choice_is_predicted_to_be_faster(shape: tuple[int, int, int], 
         linear = LinearShape(*shape, directions, sharing, scales, cached)
         found = predicted(linear, H100)
         choices = itertools.chain.from_iterable(itertools.combinations(directions, n) for n in range(4))
-        assert found.us == min(microseconds(linear, chosen, H100) for chosen in choices)
-        assert found.us_in_its_dtype == microseconds(linear, (), H100)
-        assert found.us <= min(found.us_in_its_dtype, found.us_in_fp8)
+        best, without = min(microseconds(linear, chosen, H100) for chosen in choices), microseconds(linear, (), H100)
+        assert found.us == (best if best <= 0.98 * without else without)
+        assert found.us_in_its_dtype == without
+        assert found.us <= min(found.us_in_its_dtype, found.us_in_fp8 / 0.98)
 
 
 def test_a_matmul_takes_its_operations_or_its_bytes() -> None:
@@ -113,6 +115,19 @@ def test_shares_add_up_to_each_encoding_once() -> None:
     whole = sum(matmul_us(linear, each, True, H100) for each in linear.directions)
     whole += sum(encoding_us(linear, operand, H100) for operand in READ_BY)
     assert sum(share_us(linear, each, linear.directions, H100) for each in linear.directions) == pytest.approx(whole)
+
+
+def test_what_one_matmul_alone_reads_is_encoded_for_it_alone() -> None:
+    linear = LinearShape(2048, 4096, 1024)
+    added = share_us(linear, FORWARD, (FORWARD,), H100) - matmul_us(linear, FORWARD, True, H100)
+    assert added == pytest.approx(sum(encoding_us(linear, each, H100) for each in ("input", "weight")))
+
+
+def test_a_frozen_weights_operands_are_encoded_in_one_order() -> None:
+    """Without a wgrad the forward alone reads the input, the dgrad alone the gradient; both read the weight."""
+    trained, frozen = (LinearShape(2048, 4096, 1024, there) for there in (DIRECTIONS, (FORWARD, DGRAD)))
+    for operand, part in {"input": 0.75, "gradient": 0.75, "weight": 1.0}.items():
+        assert encoding_us(frozen, operand, H100) == pytest.approx(part * encoding_us(trained, operand, H100))
 
 
 def test_who_shares_an_input_pays_a_part_of_it() -> None:

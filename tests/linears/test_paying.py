@@ -57,6 +57,14 @@ def test_all_of_a_linear_or_some_of_its_matmuls(monkeypatch: pytest.MonkeyPatch)
     }
 
 
+def test_who_saves_too_little_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "rates_of", lambda device: ANY)
+    monkeypatch.setattr(paying, "predicted", lambda shape, rates: paying.Predicted((), 2.0, 2.0, 1.98))
+    assert {skip.reason for skip in report_of().notes.skipped(LINEAR)} == {
+        "FP8 does not pay: 1.98 us with encodings, 2 us in its dtype, which saves less than 2% (predicted for ANY)"
+    }
+
+
 def test_bytes_decide_where_copies_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "rates_of", lambda device: NO_COPY)
     assert not report_of().linears

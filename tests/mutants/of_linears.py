@@ -54,6 +54,20 @@ LINEARS = (
         COST,
     ),
     Mutant(
+        "linear cost: one reader of two pays its half alone",
+        "fp8compile/cost/linear_cost.py",
+        "len(set(READ_BY[each]) & set(in_fp8))",
+        "2",
+        COST,
+    ),
+    Mutant(
+        "linear cost: a frozen weight's operands are transposed",
+        "fp8compile/cost/linear_cost.py",
+        "else ONE_ORDER",
+        "else 1.0",
+        COST,
+    ),
+    Mutant(
         "linear cost: an FP8 matmul writes one byte",
         "fp8compile/cost/linear_cost.py",
         "(width if direction in READ_BY[name] else itemsize)",

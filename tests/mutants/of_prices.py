@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 PRICE, KERNELS = "fp8compile/saved/price.py", "fp8compile/cost/generated.py"
 ALLOWANCE = "fp8compile/saved/allowance.py"
+CUT_FOR_TIME, OF_CUT = "passes/cut_for_time.py", ("tests/passes/test_cut_for_time.py",)
 OF_ALLOWANCE = ("tests/saved/test_allowance.py",)
 OF_PRICE, OF_KERNELS = ("tests/saved/test_price.py",), ("tests/cost/test_generated.py",)
 
@@ -72,7 +73,7 @@ PRICES = (
         "True",
         OF_ALLOWANCE,
     ),
-    Mutant("allowance: what linears save is lost", ALLOWANCE, " + self._split.gained_us", "", OF_ALLOWANCE),
+    Mutant("allowance: what linears save is lost", ALLOWANCE, " + self._split.to_spend_us", "", OF_ALLOWANCE),
     Mutant(
         "allowance: the dearest bytes first", ALLOWANCE, "option.price.rate)", "-option.price.rate)", OF_ALLOWANCE
     ),
@@ -89,6 +90,35 @@ PRICES = (
         "rewrites(at) and not counts_time(at.ctx, [at.graph])",
         "rewrites(at)",
         OF_ALLOWANCE,
+    ),
+    Mutant(
+        "cut_for_time: codes are made again as ever",
+        CUT_FOR_TIME,
+        "node.meta[private.RECOMPUTE] = CheckpointPolicy.MUST_SAVE",
+        "pass",
+        OF_CUT,
+    ),
+    Mutant(
+        "cut_for_time: codes look as if the user kept them",
+        CUT_FOR_TIME,
+        "node.meta.pop(private.RECOMPUTE, None)",
+        "pass",
+        OF_CUT,
+    ),
+    Mutant(
+        "cut_for_time: what the user asked for is overwritten",
+        CUT_FOR_TIME,
+        " and private.RECOMPUTE not in n.meta",
+        "",
+        OF_CUT,
+    ),
+    Mutant("cut_for_time: a byte a parameter", CUT_FOR_TIME, " and n not in fixed", "", OF_CUT),
+    Mutant(
+        "recipe: who wants no codes asks for memory",
+        "fp8compile/recipe/recipe.py",
+        'saved.format not in ("off", FIELDS["saved.format"])',
+        'saved.format != FIELDS["saved.format"]',
+        OF_CUT,
     ),
     Mutant(
         "rates: FP32 is multiplied at BF16's rate",

@@ -25,7 +25,7 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], str]] = [
     ({"linears.amax_history_len": 64}, "amax_history_len"),
     ({"linears": "off", "linears.margin": 4}, "margin"),
     ({"saved": "off", "saved.attention": False}, "saved.attention"),
-    ({"saved": "exact", "saved.max_cost": 0.5}, "saved.max_cost"),
+    ({"saved": "off", "saved.max_cost": 0.5, "linears": "off"}, "saved.max_cost"),
     ({"saved": "exact", "saved.bits": SavedBits(())}, "saved.bits"),
     ({"saved": "off", "saved.attention_format": "4bit"}, "saved.attention_format"),
     ({"saved.attention": False, "saved.attention_format": "4bit"}, "saved.attention_format"),

@@ -109,7 +109,7 @@ def test_what_linears_save_may_be_spent(monkeypatch: pytest.MonkeyPatch) -> None
     found, ctx = split(disabled="recompute_kept,encode_saved"), Context(Recipe(saved={"min_numel": 0}))
     chains = {e.backward: [storage_root(e.forward)] for e in found.edges if e.forward.name in of_products(found)}
     assert chains and not allowance.Allowance(found, ctx).worth_making(chains)
-    found.gained_us = 1e12
+    found.to_spend_us = 1e12
     assert set(allowance.Allowance(found, ctx).worth_making(chains)) == set(chains)
 
 

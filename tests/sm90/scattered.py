@@ -16,7 +16,7 @@ SECTOR = 32
 _SIGNATURE = re.compile(r"'(\w+)': '\*fp8\w*'")
 _STORE = re.compile(r"\bstore\((\w+) \+ \(([^,]*)\)")
 _BLOCK = re.compile(r"(\w+): tl\.constexpr = (\d+)")
-_CONSECUTIVE = re.compile(r"(x|y|z|r0_|r1_)\d*")  # an index variable that is added as it is
+_TERM = re.compile(r"(?:(\d+)\*)?(x|y|z|r0_|r1_)\d*")  # an index variable as it is, or so many times
 
 
 def scattered_stores(kernel: Kernel) -> list[str]:
@@ -33,8 +33,11 @@ def _stores_of_codes(source: str) -> Iterator[tuple[str, str]]:
 
 
 def _run(index: str, blocks: Mapping[str, int]) -> int:
-    """How many neighbours in memory one block of threads stores at once."""
-    for term in index.split(" + "):
-        if found := _CONSECUTIVE.fullmatch(term.strip("() ")):
-            return blocks[f"{found.group(1).upper()}BLOCK"]
-    raise AssertionError(f"no variable of {index!r} is consecutive in memory")
+    """How many neighbours in memory one block of threads stores at once: those of the variable that is added as it is, and
+    of the next one where its steps are as long as that one's block."""
+    terms = (term.strip("() ") for term in index.split(" + "))
+    found = [term for term in map(_TERM.fullmatch, terms) if term]
+    steps = {int(term.group(1) or 1): blocks[f"{term.group(2).upper()}BLOCK"] for term in found}
+    if 1 not in steps:
+        raise AssertionError(f"no variable of {index!r} is consecutive in memory")
+    return steps[1] * steps.get(steps[1], 1) if steps[1] > 1 else 1
