@@ -253,9 +253,10 @@ def test_an_unknown_device_is_named() -> None:
 @pytest.mark.parametrize("layer", ["vit 16k", "bert 16k", "llama 16k"])
 @pytest.mark.parametrize("pipeline", ["default", "`speed`", "storage alone, `speed`"])
 def test_it_is_predicted_no_slower_than_plain_inductor_and_keeps_less(layer: str, pipeline: str) -> None:
-    """Of kernels lowered for an H100 and disassembled, not of this file's guesses."""
+    """Of kernels lowered for an H100 and disassembled, not of this file's guesses. What linears save goes to both."""
     rows = json.loads((ROOT / "benchmarks/results/layer-instructions-sm90-lowered.json").read_text())["rows"]
     found = {row["pipeline"]: row for row in rows if row["layer"] == layer}
     plain, ours = found["plain Inductor"], found[pipeline]
-    assert ours["us"] + ours["matmuls_us"] <= 1.02 * (plain["us"] + plain["matmuls_us"])
-    assert ours["kept"] <= 0.75 * plain["kept"]
+    times, kept = (1.02, 0.75) if "alone" in pipeline else (0.97, 0.85)
+    assert ours["us"] + ours["matmuls_us"] <= times * (plain["us"] + plain["matmuls_us"])
+    assert ours["kept"] <= kept * plain["kept"]
