@@ -61,6 +61,13 @@ LINEARS = (
         COST,
     ),
     Mutant(
+        "linear cost: any gain is worth FP8",
+        "fp8compile/cost/linear_cost.py",
+        "(1 - LEAST_GAIN) * costs[()]",
+        "costs[()]",
+        COST,
+    ),
+    Mutant(
         "linear cost: a frozen weight's operands are transposed",
         "fp8compile/cost/linear_cost.py",
         "else ONE_ORDER",

@@ -75,6 +75,13 @@ PRICES = (
     ),
     Mutant("allowance: what linears save is lost", ALLOWANCE, " + self._split.to_spend_us", "", OF_ALLOWANCE),
     Mutant(
+        "allowance: all that linears save is spent",
+        "fp8compile/compiler/hooks.py",
+        "OF_GAIN * sum(",
+        "sum(",
+        OF_ALLOWANCE,
+    ),
+    Mutant(
         "allowance: the dearest bytes first", ALLOWANCE, "option.price.rate)", "-option.price.rate)", OF_ALLOWANCE
     ),
     Mutant(

@@ -113,6 +113,16 @@ def test_what_linears_save_may_be_spent(monkeypatch: pytest.MonkeyPatch) -> None
     assert set(allowance.Allowance(found, ctx).worth_making(chains)) == set(chains)
 
 
+def test_of_what_linears_save_half_is_the_step_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = DeviceRates("FAST", copy=1e6, bf16=1e-3, fp8=1e3, attention=1.0, attention_backward=1.0, gap=0.0)
+    monkeypatch.setattr(rates, "rates_of", lambda device: fast)
+    options = {"linears": "auto", "linears.emulate": True}
+    found = split_of(*case(), disabled="recompute_kept,encode_saved", **options)
+    torch._dynamo.reset()
+    saved = [x.us_in_its_dtype - x.us for x in fp8compile.explain(*case()[:1], case()[1:], recipe=options).linears]
+    assert len(saved) >= 6 and found.to_spend_us == pytest.approx(sum(saved) / 2)
+
+
 def test_making_a_value_for_a_product_reads_what_it_is_made_of_and_writes_it() -> None:
     found = split(disabled="recompute_kept,encode_saved,cut_for_bytes")
     (edge,) = (e for e in found.edges if e.forward.name in of_products(found))
