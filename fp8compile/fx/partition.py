@@ -68,9 +68,7 @@ class PartitionedGraph:
         tokens = sum(map(is_token, self.inputs))
         self.static = {self.inputs[tokens + i] for i in static_inputs}
         self.needs_grad = _inputs_with_gradient(self.inputs, bw)
-        self.to_spend_us = (
-            0.0  # of what rewrites are predicted to save, on keeping less; below zero what more was spent
-        )
+        self.to_spend_us = 0.0  # on keeping less, of what rewrites are predicted to save; less what was spent
 
     def caller_owns(self, root: Node) -> bool:
         """Whether a storage outlives the forward anyway: a parameter, a buffer, or data the caller passed in."""

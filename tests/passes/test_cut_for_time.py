@@ -24,7 +24,6 @@ from fp8compile.recipe.recipe import Recipe
 from tests.support.graphs import joint_of, split_of
 from tests.support.measure import compiled
 
-aten = torch.ops.aten
 NOTHING_MADE_AGAIN = {"saved.format": "off", "saved.max_cost": 0.0, "debug.device_rates": "h200"}
 FP8 = {"linears.mode": "tensorwise", "linears.emulate": False}
 
@@ -36,7 +35,7 @@ def fp8_units() -> Iterator[None]:
         yield
 
 
-class Gelu(nn.Module):
+class Block(nn.Module):
     """Two linears; what the second reads is made of what the first made, and is not needed otherwise."""
 
     def __init__(self) -> None:
@@ -49,7 +48,7 @@ class Gelu(nn.Module):
 
 def case() -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
-    return Gelu().bfloat16(), torch.randn(256, 64, dtype=torch.bfloat16, requires_grad=True)
+    return Block().bfloat16(), torch.randn(256, 64, dtype=torch.bfloat16, requires_grad=True)
 
 
 def split(disabled: str = "", **options: object) -> PartitionedGraph:
