@@ -110,6 +110,9 @@ def test_numbers_that_outputs_leave_out_are_those_of_the_code() -> None:
     compiling = (ROOT / "docs/guide/kernels.md").read_text().split("For a GPU a Llama")[1].split("\n\n")[0]
     factors = re.findall(r"\b\d\.\d\d\b", compiling)
     assert len(factors) == 5 and all(f"| {each} |" in (ROOT / "docs/results.md").read_text() for each in factors)
+    near = re.search(r"\| (\d+) of (\d+) \(", (ROOT / "docs/zoo.md").read_text())
+    readme = (ROOT / "README.md").read_text()
+    assert near and f"trains {near[2]} small models" in readme and f"In {near[1]} of them" in readme
     mutants = re.search(r"`make mutants` puts (\d+)", (ROOT / "CONTRIBUTING.md").read_text())
     assert mutants and int(mutants[1]) == len(MUTANTS)
 
