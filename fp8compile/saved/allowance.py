@@ -35,9 +35,7 @@ from fp8compile.saved.stored import Stored
 
 WORTH = 1.0  # what "auto" allows a code: no longer than making its bytes again would take
 SHARE = 0.02  # and all of them, of a step
-OF_GAIN = (
-    0.5  # and of what FP8 linears are predicted to save: the rest is the step's, and covers predictions that are off
-)
+OF_GAIN = 0.5  # and of what FP8 linears are predicted to save: the rest covers what the prediction is off by
 
 UNKNOWN = (
     "saved.max_cost={:g} knows no rates of {}: name a device in Recipe.debug.device_rates ({}), "

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -25,14 +24,8 @@ from tests.support.graphs import joint_of, split_of
 from tests.support.measure import compiled
 
 NOTHING_MADE_AGAIN = {"saved.format": "off", "saved.max_cost": 0.0, "debug.device_rates": "h200"}
+pytestmark = pytest.mark.usefixtures("fp8_units")
 FP8 = {"linears.mode": "tensorwise", "linears.emulate": False}
-
-
-@pytest.fixture(autouse=True)
-def fp8_units() -> Iterator[None]:
-    """Every device multiplies FP8: torch._scaled_mm exists for the CPU, if slowly."""
-    with mock.patch.object(sys.modules["fp8compile.linears.reasons"], "fp8_unsupported_reason", lambda device: None):
-        yield
 
 
 class Block(nn.Module):

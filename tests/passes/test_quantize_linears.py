@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Callable, Iterator
-from unittest import mock
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -26,13 +24,6 @@ from tests.support.measure import compiled, llama_case, matmul_entries, why
 from tests.support.reference import sqnr_db
 
 E4, E5 = Tensorwise(E4M3), Tensorwise(E5M2)
-
-
-@pytest.fixture
-def fp8_units() -> Iterator[None]:
-    """Every device multiplies FP8: torch._scaled_mm exists for the CPU, if slowly."""
-    with mock.patch.object(sys.modules["fp8compile.linears.reasons"], "fp8_unsupported_reason", lambda device: None):
-        yield
 
 
 def linears_of(
