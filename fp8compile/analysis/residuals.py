@@ -56,13 +56,13 @@ def _read_on_both_sides(graph: Graph, end: Node | None) -> Iterator[Node]:
         if contracts(node):
             across[node] |= behind[node]
         elif is_pointwise(node):
-            read = [_behind_casts(operand, end) for operand in node.all_input_nodes if is_tensor(operand)]
+            read = [behind_casts(operand, end) for operand in node.all_input_nodes if is_tensor(operand)]
             yield from (made for made in read if made and bit.get(made, 0) & across[node])
         if is_pointwise(node) and is_tensor(node) and node.meta["val"].ndim != LAYOUT_IS_CHOSEN:
             bit[node] = 1 << len(bit)
 
 
-def _behind_casts(node: Node, end: Node | None) -> Node | None:
+def behind_casts(node: Node, end: Node | None) -> Node | None:
     """The node to store: the smallest of a value and what it is cast or viewed from; None if one of them is stored anyway."""
     found = [node]
     while is_view(node) or node.target in CASTS:

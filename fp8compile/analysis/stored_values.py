@@ -7,15 +7,19 @@
     a residual                        stored where a pass says so (fp8compile/analysis/residuals.py)
 
 The rules are ``should_realize_on_reuse`` and ``has_exceeded_max_reads`` of ``torch/_inductor/ir.py``, and its ``graph.py``.
+Ours leaves room for decodes (``FUSION`` of ``compiler/inductor_options.py``); what takes no codes is stored by Inductor's own
+limits all the same, since a pass says so (passes/store_sums.py).
+
 Left out: the number of operations of an expression, which Inductor limits too, and layouts that it asks for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import torch
 from torch.fx import Node
 
 from fp8compile import _torch as private
@@ -30,6 +34,10 @@ class RealizeLimits(NamedTuple):
 
     few: int
     most: int
+
+    def __and__(self, other: RealizeLimits) -> RealizeLimits:
+        """The lower of both."""
+        return RealizeLimits(min(self.few, other.few), min(self.most, other.most))
 
 
 PLAIN = RealizeLimits(4, 8)  # Inductor's own
@@ -53,6 +61,7 @@ class TimelineStep:
         counted: whether its result is counted elsewhere.
         stored: whether a pass has its result stored.
         is_dear: whether a CPU computes it once.
+        holds_codes: whether what it makes is codes, bits or the like: a number in less than two bytes.
     """
 
     size: int = 0
@@ -62,6 +71,7 @@ class TimelineStep:
     counted: bool = False
     stored: bool = False
     is_dear: bool = False
+    holds_codes: bool = False
 
     def read(self, other: TimelineStep) -> None:
         self.reads.append(other)
@@ -69,7 +79,7 @@ class TimelineStep:
 
     def alone(self, counted: bool = False, stored: bool = False) -> TimelineStep:
         """The same operation without its edges, for another timeline."""
-        return TimelineStep(self.size, self.kind, counted=counted, stored=stored, is_dear=self.is_dear)
+        return replace(self, reads=[], readers=[], counted=counted, stored=stored)
 
 
 def step_of(node: Node) -> TimelineStep:
@@ -86,7 +96,10 @@ def step_of(node: Node) -> TimelineStep:
     if not is_tensor(node):
         return TimelineStep(0, kind)
     value = node.meta["val"]
-    return TimelineStep(nbytes(value), kind, is_dear=opname(node) in EXPONENTIALS and value.device.type == "cpu")
+    is_dear = opname(node) in EXPONENTIALS and value.device.type == "cpu"
+    return TimelineStep(
+        nbytes(value), kind, is_dear=is_dear, holds_codes=value.itemsize == 1 and value.dtype != torch.bool
+    )
 
 
 def steps_of(
@@ -106,8 +119,13 @@ def steps_of(
     return steps
 
 
-def in_registers(order: Sequence[TimelineStep], limits: RealizeLimits) -> set[TimelineStep]:
-    """The steps of a timeline whose results are not stored: views, and what is computed where it is read."""
+def in_registers(
+    order: Sequence[TimelineStep], limits: RealizeLimits, without_codes: RealizeLimits = PLAIN
+) -> set[TimelineStep]:
+    """The steps of a timeline whose results are not stored: views, and what is computed where it is read.
+
+    ``limits`` are those of what takes codes to compute; what takes none has the lower of these and ``without_codes``.
+    """
     by_kernels, times = _read_by_kernels(order), _times_read(order)
     behind: dict[TimelineStep, set[TimelineStep]] = {}  # of each that is not stored, the stored ones that it takes
     dear: set[TimelineStep] = set()
@@ -116,8 +134,9 @@ def in_registers(order: Sequence[TimelineStep], limits: RealizeLimits) -> set[Ti
             continue
         takes = {each for read in step.reads for each in behind.get(read, (read,))}
         is_dear = step.is_dear or any(read in dear for read in step.reads)
-        several = times[step] > 1 and (len(takes) > limits.few or is_dear)
-        if step.kind == "pointwise" and (step.stored or several or len(takes) > limits.most):
+        few, most = limits if any(each.holds_codes for each in takes) else limits & without_codes
+        several = times[step] > 1 and (len(takes) > few or is_dear)
+        if step.kind == "pointwise" and (step.stored or several or len(takes) > most):
             continue
         behind[step] = takes
         if is_dear:

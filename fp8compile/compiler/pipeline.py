@@ -47,6 +47,7 @@ from fp8compile.passes.shorten_codecs import shorten_codecs
 from fp8compile.passes.spell_out_alpha import spell_out_alpha
 from fp8compile.passes.store_parts import store_parts
 from fp8compile.passes.store_residuals import store_residuals
+from fp8compile.passes.store_sums import store_sums
 from fp8compile.passes.store_tables import store_tables
 from fp8compile.passes.sum_bias_gradients import sum_bias_gradients
 from fp8compile.passes.widen_unsafe_ops import widen_unsafe_ops
@@ -230,7 +231,8 @@ PIPELINE = (
     preserves(sum_bias_gradients, On.POST_GRAD),  # rewrites that fuse better, with nothing to report
     preserves(store_parts, On.POST_GRAD, rewrites_on_a_gpu),
     preserves(store_tables, On.POST_GRAD, rewrites_on_a_gpu),
-    preserves(store_residuals, On.POST_GRAD),  # last: it marks nodes, and the others would replace them
+    preserves(store_residuals, On.POST_GRAD),  # behind others, which would replace the nodes that it marks
+    preserves(store_sums, On.POST_GRAD),
 )
 
 

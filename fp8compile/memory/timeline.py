@@ -109,7 +109,9 @@ class _Backward:
         stored: Set[Node],
     ) -> None:
         self.kept, self._known = kept, known
-        self.given = {edge.backward: TimelineStep(counted=True) for edge in kept}
+        self.given = {
+            e.backward: TimelineStep(counted=True, holds_codes=storage_root(e.forward) in stored) for e in kept
+        }
         self.decoded = {
             e.backward: self._decoded(e) for e in kept if e.is_tensor and storage_root(e.forward) in stored
         }

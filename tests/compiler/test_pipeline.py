@@ -33,7 +33,7 @@ def test_each_condition_is_one_of_the_situation() -> None:
     plain = Situation(Context(Recipe.preset("off")), graph)
     assert [each.name for each in PASSES if each.when(plain)] == [
         *("spell_out_alpha", "share_casts", "quantize_linears", "chunk_logits"),
-        *("sum_bias_gradients", "store_residuals"),
+        *("sum_bias_gradients", "store_residuals", "store_sums"),
     ]
     everything = Context(
         Recipe(fp32={"keep": ("*norm*",)}, collectives="groupwise", memory={"offload": "auto"}, linears="delayed"),

@@ -167,20 +167,6 @@ PASSES = (
         ("tests/passes/test_sum_bias_gradients.py",),
     ),
     Mutant(
-        "store_residuals: what a matmul does not divide is stored too",
-        "fp8compile/analysis/residuals.py",
-        "        if contracts(node):\n            across[node] |= behind[node]\n        elif",
-        "        across[node] |= behind[node]\n        if",
-        ("tests/passes/test_store_residuals.py",),
-    ),
-    Mutant(
-        "store_residuals: what is cheap to compute is stored too",
-        "fp8compile/analysis/residuals.py",
-        ' and _bytes_read(node, found) > nbytes(node.meta["val"])',
-        "",
-        ("tests/passes/test_store_residuals.py",),
-    ),
-    Mutant(
         "saturate_gradients: other dtypes are clipped too",
         "passes/saturate_gradients.py",
         'root.meta["val"].dtype == torch.float16 and ',

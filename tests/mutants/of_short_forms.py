@@ -5,8 +5,6 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 PASS = ("tests/passes/test_shorten_codecs.py",)
-PARTS = ("tests/passes/test_store_parts.py",)
-TABLES = ("tests/passes/test_store_tables.py",)
 FORMS = ("tests/numerics/test_code_forms.py",)
 FIRST = ("tests/linears/test_first_amax.py",)
 WEIGHTS = ("tests/linears/test_weight_amaxes.py",)
@@ -21,50 +19,6 @@ SHORT_FORMS = (
         "with_tiles_for_codes(with_loads_in_loops(inner))",
         "with_tiles_for_codes(inner)",
         ("tests/sm90/test_loops_sm90.py",),
-    ),
-    *(
-        Mutant(f"store_tables: {fault}", "passes/store_tables.py", sound, broken, TABLES)
-        for fault, sound, broken in (
-            ("numbers of rows are tables", ' and node.meta["val"].shape[-1:] != (1,)', ""),
-            ("a table is rounded", ' and node.meta["val"].dtype == float32', ""),
-            ("what is stored anyway is marked", " and not is_read_from_memory(node)", ""),
-            (
-                "cheap operations count",
-                "INSTRUCTIONS.get(opname(node), 0) >= LEAST",
-                "INSTRUCTIONS.get(opname(node), 0)",
-            ),
-            ("readers of any size count", "LARGER * numel", "numel"),
-            ("a reader counts for each way to it", "seen.add(user)", "pass"),
-            ("casts are not looked through", "is_pointwise(user) or is_view_or_part(user)", "is_view_or_part(user)"),
-        )
-    ),
-    Mutant(
-        "store_parts: parts with readers of their own are stored twice",
-        "passes/store_parts.py",
-        " and len(part.users) == 1 for part",
-        " for part",
-        PARTS,
-    ),
-    Mutant(
-        "store_parts: parts of different tensors are taken",
-        "passes/store_parts.py",
-        "bool(set.intersection(*read))",
-        "bool(read)",
-        PARTS,
-    ),
-    Mutant(
-        "store_parts: what a sum reads is stored",
-        "passes/store_parts.py",
-        "any(map(is_generated, users))",
-        "any(map(is_pointwise, users))",
-        PARTS,
-    ),
-    Mutant(
-        "store_parts: a part begins anywhere",
-        "passes/store_parts.py",
-        "return along % ALIGNED == 0",
-        "return along > 0",
-        PARTS,
     ),
     Mutant(
         "shorten_codecs: a conversion saturates at another limit than its clamp",

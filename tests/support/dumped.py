@@ -26,7 +26,7 @@ NAMES = [
     "encode_saved",
 ]
 CUT = NAMES.index("cut_for_bytes")  # so many run on the joint graph
-LATE = ["call_codecs", "sum_bias_gradients", "store_residuals"]  # where code is generated: on each half
+LATE = ["call_codecs", "sum_bias_gradients", "store_residuals", "store_sums"]  # where code is generated: on each half
 STEPS = [f"{number:02}-{name}" for number, name in enumerate(NAMES, 1)]
 GENERATED = [f"{number:02}-{name}" for number, name in enumerate(LATE + LATE, len(NAMES) + 1)]
 
