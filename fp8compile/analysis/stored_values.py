@@ -7,8 +7,8 @@
     a residual                        stored where a pass says so (fp8compile/analysis/residuals.py)
 
 The rules are ``should_realize_on_reuse`` and ``has_exceeded_max_reads`` of ``torch/_inductor/ir.py``, and its ``graph.py``.
-Ours leaves room for decodes (``FUSION`` of ``compiler/inductor_options.py``); what takes no codes is stored by Inductor's own
-limits all the same, since a pass says so (passes/store_sums.py).
+Ours leave room for decodes (``FUSION`` of ``compiler/inductor_options.py``). What takes no codes and is read several times is
+stored by Inductor's own limit all the same: passes/store_sums.py says so of what several kernels read.
 
 Left out: the number of operations of an expression, which Inductor limits too, and layouts that it asks for.
 """
@@ -34,10 +34,6 @@ class RealizeLimits(NamedTuple):
 
     few: int
     most: int
-
-    def __and__(self, other: RealizeLimits) -> RealizeLimits:
-        """The lower of both."""
-        return RealizeLimits(min(self.few, other.few), min(self.most, other.most))
 
 
 PLAIN = RealizeLimits(4, 8)  # Inductor's own
@@ -120,11 +116,11 @@ def steps_of(
 
 
 def in_registers(
-    order: Sequence[TimelineStep], limits: RealizeLimits, without_codes: RealizeLimits = PLAIN
+    order: Sequence[TimelineStep], limits: RealizeLimits, without_codes: int = PLAIN.few
 ) -> set[TimelineStep]:
     """The steps of a timeline whose results are not stored: views, and what is computed where it is read.
 
-    ``limits`` are those of what takes codes to compute; what takes none has the lower of these and ``without_codes``.
+    Read several times, what takes no codes to compute may take the fewer of ``limits`` and of ``without_codes`` tensors.
     """
     by_kernels, times = _read_by_kernels(order), _times_read(order)
     behind: dict[TimelineStep, set[TimelineStep]] = {}  # of each that is not stored, the stored ones that it takes
@@ -134,9 +130,9 @@ def in_registers(
             continue
         takes = {each for read in step.reads for each in behind.get(read, (read,))}
         is_dear = step.is_dear or any(read in dear for read in step.reads)
-        few, most = limits if any(each.holds_codes for each in takes) else limits & without_codes
+        few = limits.few if any(each.holds_codes for each in takes) else min(limits.few, without_codes)
         several = times[step] > 1 and (len(takes) > few or is_dear)
-        if step.kind == "pointwise" and (step.stored or several or len(takes) > most):
+        if step.kind == "pointwise" and (step.stored or several or len(takes) > limits.most):
             continue
         behind[step] = takes
         if is_dear:

@@ -43,6 +43,7 @@ from fp8compile.passes.save_softmax import save_softmax
 from fp8compile.passes.save_statistics import save_statistics
 from fp8compile.passes.save_sums import save_sums
 from fp8compile.passes.share_casts import share_casts
+from fp8compile.passes.share_sigmoids import share_sigmoids
 from fp8compile.passes.shorten_codecs import shorten_codecs
 from fp8compile.passes.spell_out_alpha import spell_out_alpha
 from fp8compile.passes.store_parts import store_parts
@@ -227,6 +228,7 @@ PIPELINE = (
     preserves(measure_operands, On.HALVES, takes_scales),  # and measuring neither
     preserves(part_scales, On.LOWERING, delays_scales),  # where all that looks for a scale by its slice has run
     preserves(call_codecs, On.LOWERING, rewrites_on_a_cpu),
+    changes(share_sigmoids, On.LOWERING, rewrites_on_a_gpu),  # where all that looks for a SiLU has run
     changes(shorten_codecs, On.LOWERING, rewrites_on_a_gpu),  # behind all that looks for codecs by their operations
     preserves(sum_bias_gradients, On.POST_GRAD),  # rewrites that fuse better, with nothing to report
     preserves(store_parts, On.POST_GRAD, rewrites_on_a_gpu),

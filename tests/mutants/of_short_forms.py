@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 PASS = ("tests/passes/test_shorten_codecs.py",)
+SIGMOIDS = ("tests/passes/test_share_sigmoids.py",)
 FORMS = ("tests/numerics/test_code_forms.py",)
 FIRST = ("tests/linears/test_first_amax.py",)
 WEIGHTS = ("tests/linears/test_weight_amaxes.py",)
@@ -19,6 +20,23 @@ SHORT_FORMS = (
         "with_tiles_for_codes(with_loads_in_loops(inner))",
         "with_tiles_for_codes(inner)",
         ("tests/sm90/test_loops_sm90.py",),
+    ),
+    *(
+        Mutant(f"share_sigmoids: {fault}", "passes/share_sigmoids.py", sound, broken, SIGMOIDS)
+        for fault, sound, broken in (
+            ("two draws of random numbers are one", " or not (is_pointwise(a) or is_view(a))", ""),
+            (
+                "16-bit quotients are rewritten",
+                ' and x.meta["val"].dtype == quotient.meta["val"].dtype == torch.float32',
+                "",
+            ),
+            ("any quotient is a SiLU", "    return node is x and is_tensor", "    return is_tensor"),
+            (
+                "SiLUs of other values are rewritten",
+                "any(_is_same(quotient.args[0], value) for value in values)",
+                "values",
+            ),
+        )
     ),
     Mutant(
         "shorten_codecs: a conversion saturates at another limit than its clamp",

@@ -25,10 +25,10 @@ STORES = (
         RESIDUALS,
     ),
     Mutant(
-        "store_sums: what takes codes is stored by plain limits too",
+        "store_sums: what takes codes is stored by the plain limit too",
         "fp8compile/analysis/stored_values.py",
-        "limits if any(each.holds_codes for each in takes) else limits & without_codes",
-        "limits & without_codes",
+        "limits.few if any(each.holds_codes for each in takes) else min(limits.few, without_codes)",
+        "min(limits.few, without_codes)",
         SUMS,
     ),
     Mutant(
@@ -43,6 +43,20 @@ STORES = (
         "passes/store_sums.py",
         "found = (behind_casts(node, graph.output_node()) for",
         "found = (node for",
+        SUMS,
+    ),
+    Mutant(
+        "store_sums: what one kernel along rows reads is stored",
+        "passes/store_sums.py",
+        " and not _is_along_rows(node)",
+        "",
+        SUMS,
+    ),
+    Mutant(
+        "store_sums: nothing waits for a matmul",
+        "passes/store_sums.py",
+        "waits if fused else waits | computed",
+        "waits",
         SUMS,
     ),
     Mutant(
