@@ -32,6 +32,7 @@ from fp8compile.compiler.rare_collections import with_rare_collections
 from fp8compile.compiler.row_kernels import with_tiles_for_codes
 from fp8compile.compiler.running_model import as_registered, place_of
 from fp8compile.compiler.saved_versions import check_versions
+from fp8compile.compiler.tile_scales import with_scales_of_tiles
 from fp8compile.compiler.watchers import watch_passes, watched_then_too
 from fp8compile.fx.graph import copy_with_attributes
 from fp8compile.fx.regions import find_regions
@@ -167,7 +168,9 @@ def with_our_kernels(inner: Callable[..., Any], recipe: Recipe) -> Callable[...,
     """An inner compiler of Inductor that makes kernels as a recipe's may be: of short forms, with what belongs in one."""
     if inner in (run_the_graph, run_nothing):
         return inner
-    inner = with_known_blocks(with_groups_held(with_tiles_for_codes(with_loads_in_loops(inner))))
+    inner = with_known_blocks(
+        with_groups_held(with_tiles_for_codes(with_scales_of_tiles(with_loads_in_loops(inner))))
+    )
     if not recipe.rewrites_graph:
         return inner
     return lowering_first(with_near_kernels(inner, BETWEEN_TWO if recipe.limits_memory else WITHIN_A_LAYER), recipe)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 PASS = ("tests/passes/test_shorten_codecs.py",)
+TILES = ("tests/compiler/test_tile_scales.py",)
 SIGMOIDS = ("tests/passes/test_share_sigmoids.py",)
 FORMS = ("tests/numerics/test_code_forms.py",)
 FIRST = ("tests/linears/test_first_amax.py",)
@@ -17,8 +18,8 @@ SHORT_FORMS = (
     Mutant(
         "loop loads: what a loop loaded is known behind it",
         "fp8compile/compiler/inductor.py",
-        "with_tiles_for_codes(with_loads_in_loops(inner))",
-        "with_tiles_for_codes(inner)",
+        "with_scales_of_tiles(with_loads_in_loops(inner))",
+        "with_scales_of_tiles(inner)",
         ("tests/sm90/test_loops_sm90.py",),
     ),
     *(
@@ -37,6 +38,27 @@ SHORT_FORMS = (
                 "values",
             ),
         )
+    ),
+    *(
+        Mutant(f"tile scales: {fault}", "fp8compile/compiler/tile_scales.py", sound, broken, TILES)
+        for fault, sound, broken in (
+            ("a block may span the end of a row", " and step * length % block == 0", ""),
+            ("a block may span two groups", "step * divisor % block == 0 and ", ""),
+            (
+                "what depends on the element too is taken",
+                "    if variable in index.xreplace",
+                "    if variable not in index.xreplace",
+            ),
+            ("sums are taken too", " or kernel.inside_reduction", ""),
+            ("each number has one name", "if computed not in names:", "if not names:"),
+        )
+    ),
+    Mutant(
+        "tile scales: each element loads its own",
+        "fp8compile/compiler/inductor.py",
+        "with_tiles_for_codes(with_scales_of_tiles(with_loads_in_loops(inner)))",
+        "with_tiles_for_codes(with_loads_in_loops(inner))",
+        (f"{LOWERED}test_a_tile_loads_the_scale_of_a_group_once",),
     ),
     Mutant(
         "shorten_codecs: a conversion saturates at another limit than its clamp",
@@ -146,8 +168,8 @@ SHORT_FORMS = (
     Mutant(
         "group kernels: groups are walked along",
         "fp8compile/compiler/inductor.py",
-        "with_groups_held(with_tiles_for_codes(with_loads_in_loops(inner)))",
-        "with_tiles_for_codes(with_loads_in_loops(inner))",
+        "with_groups_held(with_tiles_for_codes(with_scales_of_tiles(with_loads_in_loops(inner))))",
+        "with_tiles_for_codes(with_scales_of_tiles(with_loads_in_loops(inner)))",
         (f"{LOWERED}test_groups_are_held_in_registers",),
     ),
     Mutant(

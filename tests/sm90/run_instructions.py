@@ -37,6 +37,11 @@ def _source(kernel: Kernel) -> dict[str, Any]:
     (length,) = re.findall(r"r0_numel = (\d+)", kernel.source)[:1] or ("0",)
     found = {name: len(re.findall(rf"\b{name}\(", kernel.source)) for name in ("erf", "nearbyint", "maximum")}
     along = f"r0_1 + {length}*x0" in kernel.source  # what is summed lies side by side
+    loads = re.findall(r"tl\.load\(.*", kernel.source)
+    found |= {
+        name: sum(text in load for load in loads) for name, text in (("divided", " // "), ("of_blocks", "itile"))
+    }
+    found |= {"tiles": "yoffset" in kernel.source and "fixed_config" in kernel.source}
     return {**found, "length": int(length), "along": along, "walks": "for r0_offset in" in kernel.source}
 
 

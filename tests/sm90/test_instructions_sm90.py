@@ -46,6 +46,15 @@ def test_groups_are_held_in_registers(pipeline: str) -> None:
     assert len(groups) >= 4 and not any(kernel["walks"] for kernel in groups)
 
 
+@pytest.mark.parametrize("pipeline", OURS)
+def test_a_tile_loads_the_scale_of_a_group_once(pipeline: str) -> None:
+    tiles = [kernel for kernel in kernels(pipeline) if kernel["tiles"]]
+    assert not any(kernel["divided"] for kernel in tiles)
+    assert any(kernel["of_blocks"] for kernel in tiles) == (pipeline == BOTH), (
+        "storage alone has no tiles with decodes"
+    )
+
+
 def test_amaxes_of_weights_are_one_call() -> None:
     assert [calls.count("torch.ops.aten._foreach_norm.Scalar") for calls in block(BOTH)["calls"]] == [1, 0]
 
@@ -56,7 +65,7 @@ def test_no_more_partial_sums_are_added_up_outside_of_kernels(pipeline: str) -> 
     assert block(pipeline)["partial_sums"] <= block(PLAIN)["partial_sums"]
 
 
-MOST_LAUNCHES = {STORAGE: 33, BOTH: 81}
+MOST_LAUNCHES = {STORAGE: 33, BOTH: 82}  # one stores a residual, as plain Inductor does
 # Over plain Inductor's time of generated kernels, as predicted; of 16k tokens the figures are in docs/results.md.
 MOST_TIME = figures({STORAGE: 1.37, BOTH: 2.95}, oldest={STORAGE: 1.42, BOTH: 3.05})
 
