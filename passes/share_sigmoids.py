@@ -43,6 +43,7 @@ def share_sigmoids(graph: Graph, ctx: Context) -> Notes:
     if not ctx.recipe.rewrites_graph:
         return Notes()
     values = [node.args[0] for node in graph.find_nodes(op="call_function", target=aten.sigmoid.default)]
+    quotient: Any
     for quotient in graph.find_nodes(op="call_function", target=aten.div.Tensor) if values else ():
         if _is_silu(quotient) and any(_is_same(quotient.args[0], value) for value in values):
             silu = splice(graph, _silu, quotient.args[0], before=quotient)
@@ -55,7 +56,7 @@ def _silu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(x)
 
 
-def _is_silu(quotient: Node) -> bool:
+def _is_silu(quotient: Any) -> bool:
     """Whether a node is x / (1 + exp(-x)) of an FP32 value."""
     x, node = quotient.args
     for target, rest in DENOMINATOR:
@@ -76,7 +77,7 @@ def _is_same(a: Any, b: Any, most: int = DECODED) -> bool:
     return len(a.args) == len(b.args) and all(_is_same(x, y, most - 1) for x, y in zip(a.args, b.args, strict=True))
 
 
-def _erase(graph: Graph, quotient: Node) -> None:
+def _erase(graph: Graph, quotient: Any) -> None:
     """Erase a SiLU that nothing reads, with what it alone reads of its denominator."""
     unread = [quotient, *(quotient.args[1:])]
     while len(unread) <= len(DENOMINATOR):
