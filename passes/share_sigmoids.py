@@ -30,11 +30,8 @@ from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes
 
 aten = torch.ops.aten
-DENOMINATOR = (
-    (aten.add.Tensor, (1,)),
-    (aten.exp.default, ()),
-    (aten.neg.default, ()),
-)  # 1 + exp(-x), from the outside
+# 1 + exp(-x) from the outside: each operation with its arguments beside the first.
+DENOMINATOR = ((aten.add.Tensor, (1,)), (aten.exp.default, ()), (aten.neg.default, ()))
 DECODED = 12  # operations at most, of each of which a value may have a copy
 
 
