@@ -35,7 +35,8 @@ def on_ranks(world: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
     """What ``fn(*args)`` returns on each of ``world`` ranks; ``fn`` is a function of a module.
 
     Raises:
-        AssertionError: it raised on some rank; the text is that rank's traceback.
+        AssertionError: it raised on some ranks; the text is the traceback of each that had failed by then. The first to fail
+            is among them: others fail since they wait for it, once its process ends.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fp8compile", "tests.support.warm", fn.__module__])
@@ -50,22 +51,25 @@ def on_ranks(world: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
         for _, sending in ends:
             sending.close()  # so that a process that dies is seen to
         try:
-            return _results([receiving for receiving, _ in ends])
+            return results_of([receiving for receiving, _ in ends])
         finally:
             for each in ranks:
                 each.kill()  # has sent its result, or waits for one that failed
                 each.join()
 
 
-def _results(pipes: list[Connection]) -> list[Any]:
+def results_of(pipes: list[Connection]) -> list[Any]:
     found: dict[Connection, Any] = {}
     while len(found) < len(pipes):
+        failures = []
         for pipe in wait([pipe for pipe in pipes if pipe not in found]):
             try:
                 failed, found[pipe] = pipe.recv()  # type: ignore[union-attr]
             except EOFError:
                 failed, found[pipe] = True, "the process died"  # type: ignore[index]
-            assert not failed, f"rank {pipes.index(pipe)}: {found[pipe]}"  # type: ignore[arg-type, index]
+            if failed:
+                failures.append(f"rank {pipes.index(pipe)}: {found[pipe]}")  # type: ignore[arg-type, index]
+        assert not failures, "\n".join(failures)
     return [found[pipe] for pipe in pipes]
 
 
