@@ -13,7 +13,7 @@ def test_a_rank_that_failed_since_another_did_does_not_hide_it() -> None:
     ends = [multiprocessing.Pipe(duplex=False) for _ in range(2)]
     for rank, (_, sending) in enumerate(ends):
         sending.send((True, ("connection reset", "no samples")[rank]))
-    with pytest.raises(AssertionError, match="(?s)rank 0: connection reset.*rank 1: no samples"):
+    with pytest.raises(AssertionError, match=r"(?s)rank 0: connection reset.*rank 1: no samples"):
         results_of([receiving for receiving, _ in ends])
 
 
