@@ -21,25 +21,23 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import or_
 
-import torch
 from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.residuals import LAYOUT_IS_CHOSEN, behind_casts
 from fp8compile.analysis.stored_values import in_registers, limits_in_force, steps_of
+from fp8compile.cost.op_cost import CONVOLUTION, ITS_BACKWARD
 from fp8compile.fx.graph import is_static, is_tensor
 from fp8compile.fx.ops import argument_of, is_generated, is_reduction, is_view_or_part, opname
+from fp8compile.numerics.states.channels_last import in_memory_order
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes
 
-CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-CONVOLUTIONS = ("convolution", "convolution_backward")
-
 
 def store_sums(graph: Graph, ctx: Context) -> Notes:
-    """Let Inductor store the values without codes that it would store by its own limits."""
+    """Let Inductor store the values without codes that it would store by its own limit."""
     if ctx.recipe.rewrites_graph:
-        convolves = any(opname(node) in CONVOLUTIONS for node in graph.nodes)
+        convolves = any(opname(node) in (CONVOLUTION, ITS_BACKWARD) for node in graph.nodes)
         for node in _stored_by_plain_limits(graph):
             if is_tensor(node) and is_static(node) and _layout_is_known(node, convolves):
                 node.meta[private.STORED] = True
@@ -89,5 +87,5 @@ def _layout_is_known(node: Node, convolves: bool) -> bool:
     """Whether a value lies in memory as the graph says: Inductor lays out all that convolutions read with channels last."""
     value = node.meta["val"]
     if convolves and value.ndim >= LAYOUT_IS_CHOSEN:
-        return value.ndim in CHANNELS_LAST and value.is_contiguous(memory_format=CHANNELS_LAST[value.ndim])
+        return value.ndim in (4, 5) and bool(in_memory_order(value).is_contiguous())
     return bool(value.is_contiguous())

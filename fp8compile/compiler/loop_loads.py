@@ -11,37 +11,26 @@ row twice; ours makes it more often, since places that are saved in a byte are n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from fp8compile import _torch as private
+from fp8compile.fx.inductor_choices import loading
 
 INSIDE = "fp8compile_loaded_inside"  # of a kernel: what was loaded in a loop
 
 
 def with_loads_in_loops(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
     """An inner compiler of Inductor that loads once more behind a loop what was loaded inside it."""
-    return inner_compile if private.LOADS_IN_LOOPS else _loading_once_more()(inner_compile)
+    return inner_compile if private.LOADS_IN_LOOPS else loading(_once_more)(inner_compile)
 
 
-@contextmanager
-def _loading_once_more() -> Iterator[None]:
-    kernels: Any = private.TritonKernel
-    theirs = kernels.load
-
-    def load(kernel: Any, name: str, index: Any) -> Any:
-        before = len(kernel.compute._lines)
-        value = theirs(kernel, name, index)
-        inside = vars(kernel).setdefault(INSIDE, set())
-        if len(kernel.compute._lines) > before:
-            inside.add(value)
-        if value in inside:
-            kernel.outside_loop_vars.discard(value)
-        return value
-
-    kernels.load = load
-    try:
-        yield
-    finally:
-        kernels.load = theirs
+def _once_more(theirs: Callable[..., Any], kernel: Any, name: str, index: Any) -> Any:
+    before = len(kernel.compute._lines)
+    value = theirs(kernel, name, index)
+    inside = vars(kernel).setdefault(INSIDE, set())
+    if len(kernel.compute._lines) > before:
+        inside.add(value)
+    if value in inside:
+        kernel.outside_loop_vars.discard(value)
+    return value

@@ -15,34 +15,22 @@ what is divided by, and no block spans the end of what it counts. All other load
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import sympy
 
-from fp8compile import _torch as private
+from fp8compile.fx.inductor_choices import loading
 
 NAMES = "fp8compile_of_blocks"  # of a kernel: what it computes once a block, by how
 
 
 def with_scales_of_tiles(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
     """An inner compiler of Inductor whose kernels of known blocks load once what is the same throughout a block."""
-    return _loading_once()(inner_compile)
+    return loading(_once)(inner_compile)
 
 
-@contextmanager
-def _loading_once() -> Iterator[None]:
-    kernels: Any = private.TritonKernel
-    theirs = kernels.load
-
-    def load(kernel: Any, name: str, index: Any) -> Any:
-        return theirs(kernel, name, of_blocks(kernel, index))
-
-    kernels.load = load
-    try:
-        yield
-    finally:
-        kernels.load = theirs
+def _once(theirs: Callable[..., Any], kernel: Any, name: str, index: Any) -> Any:
+    return theirs(kernel, name, of_blocks(kernel, index))
 
 
 def of_blocks(kernel: Any, index: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Choices that Inductor makes of kernels, made otherwise while a graph is compiled."""
+"""Choices that Inductor makes of kernels, and what these load, made otherwise while a graph is compiled."""
 
 from __future__ import annotations
 
@@ -19,3 +19,19 @@ def choosing(name: str, choice: Callable[..., Any]) -> Iterator[None]:
     setattr(ours, name, functools.partial(choice, getattr(theirs, name)))
     with private.inductor_virtualized.set_choices_handler(ours):
         yield
+
+
+@contextmanager
+def loading(load: Callable[..., Any]) -> Iterator[None]:
+    """Kernels for a GPU load by ``load(theirs, kernel, name, index)``, which is given Inductor's own."""
+    kernels: Any = private.TritonKernel
+    theirs = kernels.load
+
+    def loaded(kernel: Any, name: str, index: Any) -> Any:
+        return load(theirs, kernel, name, index)
+
+    kernels.load = loaded
+    try:
+        yield
+    finally:
+        kernels.load = theirs

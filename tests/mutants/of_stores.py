@@ -34,7 +34,7 @@ STORES = (
     Mutant(
         "store_sums: images are laid out as the graph says, beside convolutions too",
         "passes/store_sums.py",
-        "convolves = any(opname(node) in CONVOLUTIONS for node in graph.nodes)",
+        "convolves = any(opname(node) in (CONVOLUTION, ITS_BACKWARD) for node in graph.nodes)",
         "convolves = False",
         SUMS,
     ),

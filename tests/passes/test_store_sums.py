@@ -20,17 +20,11 @@ from fp8compile.compiler.inductor_options import FUSION
 from fp8compile.passes.store_sums import store_sums
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
-from tests.support.graphs import text_of
+from tests.support.graphs import text_of, traced
 
 ROWS, COLUMNS = 64, 32
 CAST = torch.ops.prims.convert_element_type.default
 Fn = Callable[..., Any]
-
-
-def traced(fn: Fn, *shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> GraphModule:
-    with FakeTensorMode():
-        gm: GraphModule = make_fx(fn)(*(torch.empty(shape, dtype=dtype) for shape in shapes))
-    return gm
 
 
 def stored(gm: GraphModule, recipe: Recipe | None = None, **options: Any) -> list[str]:
@@ -49,7 +43,7 @@ FIVE = ((ROWS, COLUMNS),) * 5
 
 
 def test_golden_a_sum_of_five_that_two_kernels_read() -> None:
-    gm = traced(sum_of_five, *FIVE)
+    gm = traced(sum_of_five, FIVE)
     assert stored(gm) == ["add_3"]
     assert_expected_inline(
         text_of(gm.graph),
@@ -103,7 +97,7 @@ def of_columns(a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor) -> tuple[T
 
 @pytest.mark.parametrize("fn", [one_reader, sum_of_four, with_a_matmul, returned, along_rows, of_columns])
 def test_it_declines(fn: Fn) -> None:
-    assert stored(traced(fn, *FIVE)) == []
+    assert stored(traced(fn, FIVE)) == []
 
 
 def after_a_matmul(a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor) -> Tensor:
@@ -119,7 +113,7 @@ def after_a_sum_along_rows(a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor
 
 @pytest.mark.parametrize("fn", [after_a_matmul, after_a_sum_along_rows])
 def test_what_several_kernels_read_in_other_ways(fn: Fn) -> None:
-    assert stored(traced(fn, *FIVE)) == ["add_3"]
+    assert stored(traced(fn, FIVE)) == ["add_3"]
 
 
 def test_nine_tensors_of_one_reader_are_left() -> None:
@@ -131,7 +125,7 @@ def test_nine_tensors_of_one_reader_are_left() -> None:
             total = total + each
         return total * 2
 
-    assert stored(traced(sum_of, *((ROWS, COLUMNS),) * 9)) == []
+    assert stored(traced(sum_of, ((ROWS, COLUMNS),) * 9)) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8])
@@ -161,7 +155,7 @@ def test_the_value_before_a_cast_to_fp32_is_stored() -> None:
         total = CAST(all_[0] + all_[1] + all_[2] + all_[3] + all_[4], torch.float32)
         return total.sum(0), total * 2
 
-    assert stored(traced(in_float32, *FIVE)) == ["add_3"]
+    assert stored(traced(in_float32, FIVE)) == ["add_3"]
 
 
 def images(*all_: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,11 +181,11 @@ def test_only_where_the_layout_is_known(fn: Fn, format: torch.memory_format, exp
 
 
 def test_idempotent_and_off_where_nothing_is_rewritten_or_limits_are_the_users() -> None:
-    gm = traced(sum_of_five, *FIVE)
+    gm = traced(sum_of_five, FIVE)
     assert stored(gm) == stored(gm) != []
-    assert stored(traced(sum_of_five, *FIVE), Recipe.preset("off")) == []
+    assert stored(traced(sum_of_five, FIVE), Recipe.preset("off")) == []
     plains = {"realize_reads_threshold": 4, "realize_acc_reads_threshold": 8}
-    assert stored(traced(sum_of_five, *FIVE), **plains) == []
+    assert stored(traced(sum_of_five, FIVE), **plains) == []
 
 
 class Sums(nn.Module):
